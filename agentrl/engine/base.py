@@ -26,23 +26,24 @@ __all__ = [
 ]
 
 RETRY_S = 120.0
-"""Seconds for which an unavailable engine is retried. A restart takes a minute; slime's own generate waits as long."""
+"""Seconds during which requests to an unavailable engine are repeated. A restart takes a minute; slime's own generate
+waits as long."""
 GRAMMAR_CHANGED = 0.02
-"""The rise of a token's log-prob under a grammar that counts as a change: 2 % of the probability was excluded. SGLang's
-rounding between sampling and scoring stays below this value.
-"""
+"""The rise of a token's log-prob under a grammar from which the grammar counts as a change of the log-prob. At this
+rise the grammar has excluded 2 % of the probability. SGLang's rounding between sampling and scoring stays below."""
 
 
 def stop_strings(params: SamplingParams) -> Sequence[str]:
-    """`stop` as a sequence: callers may give a single string."""
+    """The stop strings of `params` as a sequence. Callers may set `stop` to a single string."""
     stop = params.get("stop") or ()
     return [stop] if isinstance(stop, str) else stop
 
 
 class Engine(Protocol):
-    """Generates one conversation turn at a time. Implementations: SGLangEngine, LocalEngine, ScriptedEngine.
+    """Generates a turn of a conversation at a time. Implementations: SGLangEngine, LocalEngine, ScriptedEngine.
 
-    An engine class with `takes_grammars = True` obeys `structural_tag`, and returns `Generation.constrained`.
+    An engine class with `takes_grammars = True` obeys the sampling parameter `structural_tag`, and returns
+    `Generation.constrained`.
     """
 
     async def generate(
@@ -51,17 +52,18 @@ class Engine(Protocol):
         """Continue `input_ids`.
 
         `session_id` names the episode (for routing and the prefix cache), `rid` names this request (for `abort`).
-        Cancelling the caller also ends the request. Raises EngineError without an answer of the engine. Raises the
+        Cancelling the caller also ends the request. Raises EngineError if the engine returns no result. Raises the
         subclass RequestError for a faulty request, where a retry cannot help.
         """
         ...
 
     async def abort(self, rid: str | None = None) -> None:
-        """End one request, or all. Each request returns the tokens sampled so far, with finish_reason "abort"."""
+        """End the request with the id `rid`, or all requests. Each request returns the tokens sampled so far, with
+        finish_reason "abort"."""
         ...
 
     async def context_length(self) -> int:
-        """The longest sequence (prompt and response) the engine can hold, in tokens."""
+        """The most tokens of a sequence (prompt and response) that the engine can hold."""
         ...
 
     async def close(self) -> None:
@@ -81,14 +83,14 @@ class ImageEngine(Engine, Protocol):
         rid: str = "",
         images: Sequence[Image] = (),
     ) -> Generation:
-        """As `Engine.generate`. `input_ids` has one pad token for each of `images`. The engine expands the pads."""
+        """Continue `input_ids`, as `Engine.generate` does. `input_ids` has a single pad token for each of `images`. The
+        engine replaces each pad by the tokens of its image."""
         ...
 
 
 class RequestFields(TypedDict, total=False):
-    """The keywords of `generate`, passed on by wrapping engines. `images` is present only with images, so engines
-    without images need no such parameter.
-    """
+    """The keyword arguments of `generate`, which wrapping engines pass on. The key `images` is present only with
+    images, so engines without images need no such parameter."""
 
     session_id: str
     rid: str
@@ -98,14 +100,14 @@ class RequestFields(TypedDict, total=False):
 def ask(
     engine: Any, input_ids: Sequence[int], sampling_params: SamplingParams, request: RequestFields
 ) -> Awaitable[Generation]:
-    """The engine's answer to a request; see `Engine.generate`."""
+    """Send a request to an engine; see `Engine.generate`."""
     answer: Awaitable[Generation] = engine.generate(input_ids, sampling_params, **request)
     return answer
 
 
 @runtime_checkable
 class MessageEngine(Engine, Protocol):
-    """An engine that takes messages instead of tokens: ChatEngine. The answers cannot be trained on."""
+    """An engine that takes messages instead of tokens: ChatEngine. The generations cannot be trained on."""
 
     async def answer(
         self,
@@ -116,10 +118,10 @@ class MessageEngine(Engine, Protocol):
         session_id: str = "",
         rid: str = "",
     ) -> Generation:
-        """The next assistant message in the renderer's tokens, with `said`.
+        """Generate the next assistant message, in the tokens of the renderer. `Generation.said` has the message itself.
 
-        `max_new_tokens`, if given, counts the speaker's tokens. Raises as `generate` does, and ContextFullError if the
-        conversation is longer than the speaker can read.
+        `max_new_tokens` counts tokens of the model behind the API. Raises the errors of `generate`, and
+        ContextFullError if the conversation is longer than this model can read.
         """
         ...
 
@@ -135,7 +137,8 @@ class TrainedEngine(Engine, Protocol):
     """
 
     async def update(self, model: Any, version: str) -> None:
-        """Sample from the present weights of `model`, and report the weights as `version`. No request may run.
+        """Sample from the present weights of `model` from now on, and report these weights as `version`. No request may
+        run.
 
         `model` is a transformers model, or a peft model around a transformers model. Prefixes computed with old weights
         are not reused. Raises EngineError if the weights did not arrive.
@@ -153,24 +156,24 @@ class TrainedEngine(Engine, Protocol):
 
 @runtime_checkable
 class SessionEngine(Engine, Protocol):
-    """An engine with a memory of each session: SGLangEngine."""
+    """An engine that stores data of each session: SGLangEngine."""
 
     def forget(self, session_id: str) -> None:
-        """Drop the memory of an ended session. A later request of the session costs more, with the same answer."""
+        """Delete the stored data of an ended session. A later request of the session costs more, and gives the same
+        tokens."""
         ...
 
 
 def forget(engine: Engine, session_id: str) -> None:
-    """Report the end of a session to an engine with a memory of sessions."""
+    """Report the end of a session to the engine, if the engine stores data of sessions."""
     if isinstance(engine, SessionEngine):
         engine.forget(session_id)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EngineWrapper:
-    """The common part of engines around an inner engine. Subclasses have `generate`. The inner engine's owner closes
-    the inner engine.
-    """
+    """The base class of engines that wrap another engine, the inner engine. Subclasses define `generate`. The owner of
+    the inner engine closes it."""
 
     engine: Engine
 
@@ -196,7 +199,7 @@ class EngineWrapper:
 
 
 class AsyncClosing:
-    """`async with` for an engine closes the engine at the end."""
+    """A base class of engines. `async with` closes the engine at the end."""
 
     async def close(self) -> None:
         raise NotImplementedError

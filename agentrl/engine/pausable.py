@@ -1,4 +1,4 @@
-"""An engine for weight changes during episodes: running generations are cut, and then continued."""
+"""An engine whose weights may change during episodes: running generations are aborted, and then continued."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from agentrl.engine.base import AsyncClosing, RequestFields, TrainedEngine, ask,
 from agentrl.types import Generation, SamplingParams
 
 _AGAIN_S = 1.0
-"""Seconds until running requests are aborted once more: the first abort may have overtaken a request."""
+"""Seconds until running requests are aborted once more. The first abort may have arrived before a request."""
 
 
 class PausableEngine(AsyncClosing):
     """Ensures the condition of `TrainedEngine.update` (no running requests) while other tasks generate.
 
     At an update the running requests are aborted. Each request returns the tokens so far, from the old weights, and new
-    requests wait. An episode without `EpisodeHooks.aborted` then continues the turn with the new weights, so each
-    generation has one weight version. The prefix is computed anew, because no engine stores prefixes over an update.
+    requests wait. An episode with the hook `EpisodeHooks.aborted` then continues the turn with the new weights, so each
+    generation has a single weight version. The prefix is computed anew, because no engine stores prefixes over an
+    update.
 
     `engine` is closed with the wrapper. A PausableEngine has no lockstep: the waves of episodes that come and go cannot
     repeat.
@@ -33,7 +34,7 @@ class PausableEngine(AsyncClosing):
         self.engine = engine
         self._slots = None if at_once is None else asyncio.Semaphore(at_once)
         self.requests = 0
-        """Running requests."""
+        """The number of running requests."""
         self._open, self._idle = asyncio.Event(), asyncio.Event()
         self._open.set()
         self._idle.set()

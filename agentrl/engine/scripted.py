@@ -1,4 +1,4 @@
-"""An engine that plays a script: tests, demonstrations and gold players need no model."""
+"""An engine that plays a script. Tests, demonstrations and scripted players need no model."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
     from agentrl.render.base import Renderer
 
 Turn: TypeAlias = str | Message | Generation | Exception
-"""The model's next turn: assistant content, an assistant message, exact tokens, or an error to raise."""
+"""The next turn of a script: the content of an assistant message, an assistant message, exact tokens, or an error to
+raise."""
 
 Script: TypeAlias = Sequence[Turn] | Generator[Turn, str, None] | Callable[[Sequence[int]], Turn]
 
 
 def scripted_log_prob(token: int) -> float:
-    """A made-up log-prob of a token: never 0, exact in float32, and different for neighbouring tokens. So a test sees a
-    shift by one token.
-    """
+    """An invented log-prob of a token: never 0, exact in float32, and different for neighbouring ids. So a test notices
+    a shift by a token."""
     return -(13 + token % 89) / 128
 
 
 @dataclass(slots=True)
 class _ScriptPosition:
-    """The position of one episode in the script."""
+    """The position of an episode in the script."""
 
     turns: int = 0
     seen: int = 0
-    """The number of tokens up to the end of the last turn played."""
+    """The number of tokens up to the end of the last turn that was played."""
     open: tuple[int, Generation] | None = None
-    """An aborted or cancelled turn: the length of the prompt, and the whole planned generation."""
+    """A turn that was aborted or cancelled: the length of its prompt, and the generation that was planned."""
 
 
 class ScriptedEngine(AsyncClosing):
@@ -59,7 +59,8 @@ class ScriptedEngine(AsyncClosing):
 
     takes_images = True
     takes_grammars = True
-    """A script is responsible for obeying a grammar. The session reports violations."""
+    """Whether the engine takes grammars. The script itself must obey a grammar; violations are reported by the
+    session."""
 
     def __init__(
         self,
@@ -92,9 +93,8 @@ class ScriptedEngine(AsyncClosing):
         rid: str = "",
         images: Sequence[Image] = (),
     ) -> Generation:
-        """Play the next turn. Raises AssertionError at the end of the script, as a longer episode is a bug of
-        the test.
-        """
+        """Play the next turn. Raises AssertionError at the end of the script, because a longer episode is a bug of the
+        test."""
         input_ids = list(input_ids)
         self.requests.append(input_ids)
         self.images.append(list(images))
@@ -128,7 +128,7 @@ class ScriptedEngine(AsyncClosing):
 
     @staticmethod
     def _resumed(session: _ScriptPosition, length: int) -> Generation | None:
-        """The rest of an open turn, if a prompt of `length` tokens ends inside the turn."""
+        """The rest of an open turn, if a prompt of `length` tokens ends inside this turn; else None."""
         if session.open is None:
             return None
         start, reply = session.open
@@ -174,9 +174,8 @@ class ScriptedEngine(AsyncClosing):
         return Generation(tokens, [scripted_log_prob(token) for token in tokens], "stop")
 
     def _limit(self, reply: Generation, sampling_params: SamplingParams) -> Generation:
-        """Cut as SGLang would. At the same token, stop strings have priority over stop tokens, and stop tokens over
-        length.
-        """
+        """Cut a generation as SGLang would. At the same token, stop strings have priority over stop tokens, and stop
+        tokens over the length."""
         tokens = reply.tokens
         ends = [(len(tokens), 3, reply.finish_reason, reply.matched)]
         if (budget := sampling_params.get("max_new_tokens")) is not None and budget <= len(tokens):
@@ -194,9 +193,8 @@ class ScriptedEngine(AsyncClosing):
         )
 
     def _end_of(self, stop: str, tokens: Sequence[int]) -> int:
-        """The number of tokens until the text contains `stop`. Without `stop` in the text, one more than the tokens'
-        number.
-        """
+        """The number of tokens after which the text contains `stop`. If the text does not contain `stop`, the number of
+        all tokens plus 1."""
         decode = self._renderer.decode
         if stop not in decode(tokens):
             return len(tokens) + 1
@@ -220,13 +218,13 @@ class ScriptedEngine(AsyncClosing):
         )
 
     async def abort(self, rid: str | None = None) -> None:
-        """End one request, or all. A request that is not running is not an error."""
+        """End the request with the id `rid`, or all requests. A request that is not running is not an error."""
         for name, aborted in self.in_progress.items():
             if rid in (None, name):
                 aborted.set()
 
     async def context_length(self) -> int:
-        """The length given at construction, in tokens."""
+        """The context length that the constructor got, in tokens."""
         return self._context_length
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Engines by name: `local`, `sglang`, `scripted`, or the path of your own."""
+"""Engines by name: `local`, `sglang`, `scripted`, or the path of your own engine."""
 
 from __future__ import annotations
 
@@ -24,43 +24,43 @@ ENGINES: Mapping[str, str] = {
 
 
 _HINTS = {("sglang", "url"): "; name a server that runs: --set engine_config.url=http://127.0.0.1:30000"}
-"""The remedy for a missing key."""
+"""(engine, key) -> the advice in the error about a missing key."""
 _PARTS = ("model", "tokenizer", "renderer", "training", "vision")
-"""Parameters of an engine that are no keys of `engine_config`."""
+"""Names of parameters of an engine that are not keys of `engine_config`."""
 _TRAINED: Mapping[str, str] = {"sglang": "agentrl.engine.sglang.training.trained:TrainedSGLang"}
-"""Names with a different engine in training."""
+"""Name -> the path of the engine class in training, for engines with a different class in training."""
 _OVERLAPPING: Mapping[str, str] = {"local": "agentrl.engine.local.process:ProcessEngine"}
-"""Names with a different engine while the trainer learns in parallel."""
+"""Name -> the path of the engine class, for engines with a different class while the trainer learns in parallel."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingParts:
-    """Facts about the run for an engine in training."""
+    """The facts about a run that an engine in training needs."""
 
     folder: Path
     """The run folder. The folder need not exist before the first use of the engine."""
     device: str
-    """cpu or cuda."""
+    """The device of the trainer: cpu or cuda."""
     dtype: str
-    """The type of the weights in training, by the name in torch."""
+    """The type of the weights in training, by torch's name."""
     say: Callable[[str], None]
-    """Shows the user one line about slow work."""
+    """A function that shows the user a line about slow work."""
     overlap: bool = False
     """Whether the engine plays while the trainer learns. Such an engine needs separate weights, and does not sleep."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """Objects for an engine. An engine gets the objects named by its parameters."""
+    """The objects that an engine may need. An engine gets those objects whose names are among its parameters."""
 
     tokenizer: Any
     renderer: Renderer
     model: Callable[[], Any]
-    """Loads the model. Called only for an engine with a parameter `model`."""
+    """A function that loads the model, called only for an engine with a parameter `model`."""
     max_batch: int | None = None
-    """The number of parallel sequences, if known."""
+    """The most sequences in parallel; None if unknown."""
     training: TrainingParts | None = None
-    """Given to an engine that will take the weights of a training run."""
+    """The facts about the run, for an engine that will get the weights of a training run. Otherwise None."""
 
     @property
     def vision(self) -> Any:
@@ -69,10 +69,10 @@ class EngineParts:
 
 
 def open_engine(name: str, parts: EngineParts, config: Mapping[str, Any]) -> Engine:
-    """Make the engine `name`: a name of ENGINES, or the path of a class or function that makes an engine.
+    """Create the engine `name`: a name of ENGINES, or the path of a class or function that returns an engine.
 
-    The class or function gets the keys of `config`, and the fields of `parts` named by its parameters. Raises
-    ConfigError for an unknown name, an unknown key or a missing key.
+    The class or function gets the keys of `config` as arguments, and those fields of `parts` whose names are among its
+    parameters. Raises ConfigError for an unknown name, an unknown key or a missing key.
     """
     paths = dict(ENGINES)
     if parts.training is not None:
@@ -97,9 +97,9 @@ def engine_keys(name: str, *, training: bool) -> set[str]:
 
 
 def check_engine(name: str, config: Mapping[str, Any] | None = None) -> None:
-    """Raises ConfigError for an unknown name, and for wrong keys of `config` if given.
+    """Raises ConfigError for an unknown name, and for wrong keys of `config`.
 
-    `local`, and named engines without a `config`, are not checked: the import takes seconds.
+    `local`, and named engines without a `config`, are not checked: the import would take seconds.
     """
     if name not in ENGINES or (config is not None and name != "local"):
         parameters = inspect.signature(_maker(name, ENGINES)).parameters
@@ -120,7 +120,7 @@ def _maker(name: str, paths: Mapping[str, str]) -> Callable[..., Any]:
 def _check_keys(
     name: str, config: Mapping[str, Any], arguments: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]
 ) -> None:
-    """Raise ConfigError for an unknown key of `config`, and for a parameter missing in `arguments`."""
+    """Raises ConfigError for an unknown key of `config`, and for a parameter that is missing in `arguments`."""
     keys = [key for key in parameters if key not in _PARTS]
     if unknown := [key for key in config if key not in parameters or key == "training"]:
         raise ConfigError(f"engine {name}: {unknown_key(f'engine_config.{unknown[0]}', keys)}")
@@ -133,7 +133,7 @@ def _check_keys(
 def scripted_engine(
     turns: str | Sequence[Any], renderer: Renderer, seconds: float = 0.0, context_length: int = 1 << 20
 ) -> ScriptedEngine:
-    """A ScriptedEngine; `turns` may be the path of a function of the input ids."""
+    """Create a ScriptedEngine. `turns` may be the path of a function of the input ids."""
     from agentrl.engine.scripted import ScriptedEngine
 
     script = load_object(turns) if isinstance(turns, str) else turns

@@ -1,4 +1,5 @@
-"""Loads models: our own models by name, a folder, or a name on the Hugging Face Hub, downloaded once."""
+"""Loads models: agentrl's own models by name, the model of a folder, or a model of the Hugging Face Hub, downloaded
+once."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ __all__ = [
 
 
 def load_model(model: str, *, device: str = "cpu", dtype: str = "float32", seed: int = 0) -> Any:
-    """Load a causal LM in eval mode: `tiny`, `tiny-vl`, or a model of `folder_of`. `seed` is for random weights. A
-    model of Qwen-VL's family (2, 2.5, 3) is loaded with the image side.
+    """Load a causal LM in eval mode: `tiny`, `tiny-vl`, or a model that `folder_of` finds. `seed` is for random
+    weights. A model of Qwen-VL's family (2, 2.5, 3) is loaded with its image side.
 
     The folder of a LoRA adapter gives a peft model: the base model with the adapter on top, both in `dtype`. Raises
     ConfigError for an unknown name or dtype, for a folder without a model or with missing weights, and for a name on
@@ -73,7 +74,7 @@ def _load_adapted(folder: Path, device: str, dtype: str) -> Any:
 def load_config(model: str) -> Any:
     """The transformers configuration of a model, or of the base model of an adapter. No weights are downloaded.
 
-    Raises ConfigError as `load_model` does, and for an unreadable configuration.
+    Raises the ConfigErrors of `load_model`, and ConfigError for an unreadable configuration.
     """
     from transformers import AutoConfig
 
@@ -89,7 +90,7 @@ def load_config(model: str) -> Any:
 
 
 def save_model(model: Any, tokenizer: Any, folder: str | Path, vision: Vision | None = None) -> None:
-    """Write a folder readable by `load_model`, SGLang, vLLM, slime and transformers 4.57: safetensors, config,
+    """Write a folder that `load_model`, SGLang, vLLM, slime and transformers 4.57 can read: safetensors, config,
     tokenizer, chat template, and the configuration of the image processor if the model reads images.
 
     For a peft model, the adapter is written in peft's format, without the base model.

@@ -13,11 +13,11 @@ from agentrl.errors import ConfigError
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ACTIVE = "default"
-"""peft's name for the trained and sampled adapter."""
+"""peft's name for the adapter that is trained and sampled from."""
 
 
 def import_peft() -> Any:
-    """peft. Raises ConfigError if peft is not installed."""
+    """The module peft. Raises ConfigError if peft is not installed."""
     try:
         import peft
     except ModuleNotFoundError as exc:
@@ -29,14 +29,15 @@ def import_peft() -> Any:
 
 @contextmanager
 def quiet_peft() -> Iterator[None]:
-    """Suppress peft's warnings about transformers and names. The important cases are checked here."""
+    """While the context is open, peft's warnings about transformers and names are hidden. The important cases are
+    checked here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter instead of a whole model."""
+    """Whether a folder contains an adapter instead of a whole model."""
     return (folder / _CONFIG).is_file()
 
 
@@ -46,7 +47,7 @@ def has_adapter(model: Any) -> bool:
 
 
 def without_adapter(model: Any) -> Any:
-    """The model itself, taken out of any surrounding peft model."""
+    """The model inside a peft model. Any other model is returned unchanged."""
     return model.get_base_model() if has_adapter(model) else model
 
 
@@ -65,7 +66,7 @@ def base_of(folder: Path) -> str:
 
 
 def load_adapter(model: Any, folder: Path, name: str = ACTIVE) -> Any:
-    """A peft model: `model` under the adapter of a folder. The adapter's weights get the type of the model, and are
+    """A peft model of `model` and the adapter of a folder. The adapter's weights get the type of the model, and are
     trainable.
 
     If `model` is a peft model already, the adapter is added, frozen and not active. Raises ConfigError for an adapter
@@ -90,7 +91,8 @@ def load_adapter(model: Any, folder: Path, name: str = ACTIVE) -> Any:
 
 
 def _check(peft: Any, model: Any, folder: Path, name: str) -> None:
-    """Raises ConfigError unless the folder has all weights of the adapter, and no further weights: peft only warns."""
+    """Raises ConfigError unless the folder has all weights of the adapter, and no further weights. peft itself only
+    warns."""
     from safetensors import safe_open
 
     with safe_open(folder / _WEIGHTS, framework="pt") as file:
@@ -101,7 +103,7 @@ def _check(peft: Any, model: Any, folder: Path, name: str) -> None:
 
 
 def save_adapter(model: Any, folder: str | Path, name: str = ACTIVE) -> None:
-    """Write one adapter of a peft model, without the base model."""
+    """Write an adapter of a peft model, without the base model."""
     peft = import_peft()
     from safetensors.torch import save_file
 

@@ -10,9 +10,9 @@ import torch
 
 _lock = threading.Lock()
 _open = 0
-"""Open contexts of `without_cudnn`, in all threads."""
+"""The number of open contexts of `without_cudnn`, in all threads."""
 _before = True
-"""torch's setting before the first open context."""
+"""torch's setting for cuDNN before the first open context."""
 
 
 @contextmanager

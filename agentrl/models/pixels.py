@@ -1,9 +1,9 @@
 """Qwen-VL's image processing with few passes over memory, identical bit for bit to transformers with torchvision.
 
 SGLang's server has torchvision. torchvision resizes with torch, so this module resizes with torch even without
-torchvision. transformers' processor without torchvision would resize with Pillow. Pillow's pixels differ by 1 of 255
-in a screenshot, and by up to 26 in noise. Each processor is tested once against this code, without torchvision apart
-from resizing. A processor with different results is used directly.
+torchvision. transformers' processor without torchvision would resize with Pillow. Pillow's pixels differ by 1 of 255 in
+a screenshot, and by up to 26 in noise. Each processor is tested once against this code; without torchvision, the test
+leaves resizing out. If the results differ, the processor itself is used.
 """
 
 from __future__ import annotations
@@ -15,23 +15,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _ROUNDING = 1e-5
-"""The allowed error of a processor's Pillow backend: the backend scales and shifts pixels in two steps, and rounds
-between.
-"""
+"""The allowed error of a processor's Pillow backend. The backend scales and shifts pixels in two steps, and rounds
+between the steps."""
 
 
 class PatchWriter:
-    """Writes the patches of pictures in the format of the Qwen-VL family's image processors. Safe to share."""
+    """Writes the patches of images in the format of the Qwen-VL family's image processors. Safe to share between
+    threads."""
 
     def __init__(self, processor: Any) -> None:
         self._processor = processor
         self.agrees = self._agrees()
-        """Whether the processor makes the same pixels. Otherwise the processor itself must be used."""
+        """Whether the processor computes the same pixels as this class. Otherwise the processor itself must be used."""
 
     def write(self, picture: Any, rows: int, columns: int, to: Tensor) -> None:
-        """Fill `to` [patches, values] with the patches of an RGB picture of PIL, of `rows` x `columns` merged
-        patches.
-        """
+        """Write the patches of an RGB image (PIL) to the tensor `to` [patches, values]. The image has `rows` x
+        `columns` merged patches."""
         import numpy as np
         import torch
         from torch.nn.functional import interpolate
@@ -49,7 +48,8 @@ class PatchWriter:
             patches.copy_(pixels.sub_(mean).div_(deviation).unsqueeze(2))
 
     def _scale(self) -> tuple[Tensor, Tensor]:
-        """Mean and deviation [3, 1] of pixels from 0 to 255. transformers also merges both steps into one."""
+        """The mean and the standard deviation [3, 1] of pixels from 0 to 255. transformers, too, merges scaling and
+        shifting into a single step."""
         import torch
 
         processor, unit = self._processor, 1.0 / self._processor.rescale_factor

@@ -1,8 +1,7 @@
-"""Writes the files beside the weights so that engines with an older transformers (4.57) read the same model.
+"""Writes the files beside the weights in such a way that engines with an older transformers (4.57) read the same model.
 
 Transformers 5 writes new names for a tokenizer's class, for extra tokens, and for the angles of rotary positions.
-Transformers 4.57 knows none of the new names: the tokenizer is refused, and the default angles are used without a
-warning.
+Transformers 4.57 does not know the new names: it refuses the tokenizer, and uses the default angles without a warning.
 """
 
 from __future__ import annotations
@@ -25,15 +24,14 @@ _TEMPLATES = "additional_chat_templates"
 _CONFIG = "tokenizer_config.json"
 _TEMPLATE = "chat_template.jinja"
 _NEW_CLASSES = {"TokenizersBackend": "PreTrainedTokenizerFast"}
-"""Names of classes since transformers 5, and before."""
+"""Name of a class since transformers 5 -> its earlier name."""
 _OWN_PARTS = ("text_config", "thinker_config", "llm_config")
-"""Parts of a configuration with the language model's own."""
+"""The keys of a configuration whose value is the configuration of the language model."""
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Write a tokenizer. The source files are copied, unless the tokens have changed since. The chat template is
-    written in the present form.
-    """
+    """Write a tokenizer. The files of the loaded tokenizer are copied, unless the tokens have changed since. The chat
+    template is written in its present form."""
     folder.mkdir(parents=True, exist_ok=True)
     source = Path(tokenizer.name_or_path or "")
     if _is_same(tokenizer, source):
@@ -48,9 +46,8 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
 
 
 def rewrite_config(folder: Path, source: Path) -> None:
-    """Add the keys needed by older readers to a saved config.json: keys of the `source` folder's config.json, and old
-    names.
-    """
+    """Add the keys that older readers need to a saved config.json: the keys of config.json in the folder `source`, and
+    old names."""
     path = folder / "config.json"
     config = _read(path)
     before = _read(source / "config.json") if (source / "config.json").is_file() else {}
@@ -59,9 +56,9 @@ def rewrite_config(folder: Path, source: Path) -> None:
 
 
 def set_ends(model: Any, ends: Collection[int]) -> None:
-    """Name the tokens that end a turn (their ids) in a model's configurations, before the end tokens named already.
+    """Add the ids `ends` of tokens that end a turn to a model's configurations, before the end tokens already there.
 
-    A base model names only the end of a text: an engine that obeys would sample beyond each turn, up to the limit.
+    A base model has only the token for the end of a text: an engine would sample beyond each turn, up to the limit.
     """
     model = without_adapter(model)
     for config in {id(one): one for one in (model.config.get_text_config(), model.config)}.values():
@@ -79,7 +76,7 @@ def _set_ends(config: Any, ends: Collection[int]) -> None:
 
 
 def _is_same(tokenizer: Any, source: Path) -> bool:
-    """Whether a tokenizer has the same tokens as the source folder."""
+    """Whether a tokenizer has the same tokens as the folder that it was loaded from."""
     if not (source / _CONFIG).is_file():
         return False
     from agentrl.models.tokenizer import read_tokenizer
@@ -91,7 +88,7 @@ def _is_same(tokenizer: Any, source: Path) -> bool:
 
 
 def _tokens(tokenizer: Any) -> Mapping[str, Any]:
-    """All facts that decide the tokens of a text."""
+    """All settings of a tokenizer that decide the tokens of a text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     content = json.loads(backend.to_str()) if backend is not None else dict(tokenizer.get_vocab())
     for state in ("padding", "truncation"):  # of the last call
@@ -116,7 +113,7 @@ def _rewrite_tokenizer_config(path: Path, tokenizer: Any) -> None:
 
 
 def _add_old_names(config: dict[str, Any], before: Mapping[str, Any]) -> None:
-    """Add old names to a configuration and all parts. `before` is the configuration in the source folder."""
+    """Add old names to a configuration and all of its parts. `before` is the configuration in the source folder."""
     for key, value in before.items():
         if key not in config and key not in ("torch_dtype", "transformers_version", "quantization_config"):
             config[key] = value

@@ -1,4 +1,5 @@
-"""`tiny`: half a million random parameters with a tokenizer. The model learns a tool in minutes on a CPU."""
+"""The model `tiny`: half a million random parameters, with a tokenizer. The model learns to use a tool in minutes on a
+CPU."""
 
 from __future__ import annotations
 
@@ -20,11 +21,12 @@ _CONTEXT = 1024
 
 
 def tiny_tokenizer(markers: Sequence[str] = ()) -> Any:
-    """Bytes, a few hundred whole words, the markers of a chat and of a JSON tool call; 632 tokens, and more `markers`.
+    """A tokenizer of 632 tokens and more `markers`: bytes, a few hundred whole words, and the markers of a chat and of
+    a JSON tool call.
 
-    Common words are one token each. Every other word is spelled letter by letter. So copying an unknown name is one
-    small step repeated, and an agent mostly copies names from a tool's result. Learned merges would split the same name
-    differently in each context, and a small model copies split names much worse. Needs no torch.
+    A common word is a single token. Any other word is spelled letter by letter. So copying an unknown name is a small
+    step that is repeated, and an agent mostly copies names from a tool's result. Learned merges would split the same
+    name differently in each context, and a small model copies such names much worse. Needs no torch.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

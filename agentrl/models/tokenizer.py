@@ -13,16 +13,16 @@ from agentrl.models.tiny_vl import tiny_vl_tokenizer
 
 _SEEDED = {"tiny": tiny_tokenizer, "tiny-vl": tiny_vl_tokenizer}
 _FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "config.json")
-"""A folder with none of these holds no tokenizer."""
+"""The names of files by which a folder with a tokenizer is recognised: without all of them, there is no tokenizer."""
 
 
 class RemoteCodeError(ConfigError):
-    """The tokenizer comes with Python code that may not be run."""
+    """The tokenizer needs Python code from its folder, which may not be run."""
 
 
 def load_tokenizer(model: str, *, chat_template: str | None = None, trust_remote_code: bool = False) -> Any:
-    """Load the tokenizer of a model as `folder_of` finds the folder. For a name on the Hub, no weights are downloaded.
-    Does not import torch.
+    """Load the tokenizer of a model, from the folder that `folder_of` returns. For a name on the Hub, no weights are
+    downloaded. Does not import torch.
 
     `chat_template`, as Jinja text, replaces the model's own template. `trust_remote_code` runs Python files that come
     with the tokenizer, without a prompt. Raises ConfigError for an unknown name, for a failed download, for a folder
@@ -41,7 +41,7 @@ def load_tokenizer(model: str, *, chat_template: str | None = None, trust_remote
 
 
 def read_tokenizer(folder: Path, trust_remote_code: bool) -> Any:
-    """The tokenizer of a folder. Raises ConfigError."""
+    """Read the tokenizer of a folder. Raises ConfigError."""
     kind = _tokenizer_class(folder)
     try:
         return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
@@ -58,10 +58,11 @@ def read_tokenizer(folder: Path, trust_remote_code: bool) -> Any:
 
 
 def _tokenizer_class(folder: Path) -> Any:
-    """AutoTokenizer, or a class that only reads tokenizer.json if the folder requests the class or has no other files.
+    """The class for the tokenizer in a folder: AutoTokenizer, or a class that only reads tokenizer.json, if the folder
+    names this class or has no other files.
 
-    In a qwen2 folder transformers 5 ignores the request and reads the file with Qwen's own regular expression,
-    normaliser and merges. The same text then gives other tokens.
+    In a qwen2 folder, transformers 5 ignores the class that the folder names, and reads the file with Qwen's own
+    regular expression, normaliser and merges. The same text then gives other tokens.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 

@@ -1,7 +1,8 @@
 """The image side of a model: the number of tokens of an image, and the tensors for a trainer.
 
-Only the image processor is used, never the processor of text and images together: the latter would tokenise again. One
-family is known: Qwen-VL (2, 2.5, 3, 3.5). Models of this family mark an image by one pad token for each merged patch.
+Only the image processor is used, never the processor of text and images together, which would tokenise again. A single
+family of models is supported: Qwen-VL (2, 2.5, 3, 3.5). In the tokens of these models, an image has a pad token for
+each merged patch.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ _PROCESSOR = "preprocessor_config.json"
 _SIZES_KEPT = 4096
 _THREADS = 4
 _PADS = ("image_token_id", "video_token_id", "vision_token_id", "audio_token_id")
-"""Keys of config.json with the tokens for media. A model may sample none of these tokens."""
+"""The keys of config.json for the tokens that stand for media. A model may sample none of these tokens."""
 
 
 class Vision:
-    """The image side of a Qwen-VL model in a folder. Safe to share. Imports torch for `tensors` alone.
+    """The image side of a Qwen-VL model in a folder. Safe to share between threads. Only `tensors` imports torch.
 
     Raises ConfigError if the folder has no image processor, or belongs to an unknown family.
     """
@@ -55,9 +56,9 @@ class Vision:
             raise ConfigError(f"{folder} has no {_PROCESSOR}, so images cannot be prepared: copy it from the model")
         self.folder = folder
         self.pad: int = config["image_token_id"]
-        """The token for an image in a template's text, and for each merged patch in a trained sequence."""
+        """The id of the token for an image in a template's text, and for each merged patch in a trained sequence."""
         self.forbidden = tuple(sorted({config[key] for key in _PADS if isinstance(config.get(key), int)}))
-        """Tokens that a policy must not sample: a trainer would look for the features of a missing image."""
+        """The ids of tokens that a policy must not sample. A trainer would look for the image of such a token."""
         self._markers = [config.get(f"vision_{side}_token_id") for side in ("start", "end")]
         self._grids: OrderedDict[tuple[int, int], tuple[int, int]] = OrderedDict()
 
@@ -71,14 +72,14 @@ class Vision:
             raise ConfigError(f"{self.folder}: its image processor cannot be loaded: {one_line(exc)}") from exc
 
     def count(self, image: Image) -> int:
-        """The number of the image's pad tokens in a trained sequence. Raises ValueError for a size not supported by the
-        model, such as 1 x 1000.
-        """
+        """The number of an image's tokens in a trained sequence. Raises ValueError for a size that the model does not
+        support, such as 1 x 1000."""
         rows, columns = self.grid(image)
         return rows * columns
 
     def grid(self, image: Image) -> tuple[int, int]:
-        """The rows and columns of merged patches. Each merged patch is a token. Raises ValueError as `count` does."""
+        """The numbers of rows and columns of an image's merged patches. Each merged patch is a token. Raises ValueError
+        for a size that the model does not support."""
         size = image.height, image.width
         if size not in self._grids:
             merge, patches = self.processor.merge_size, self.processor.get_number_of_image_patches(*size, {})
@@ -93,9 +94,9 @@ class Vision:
     def positions(self, media: Sequence[RenderedImage], length: int) -> Tensor:
         """Positions [3, length] of tokens in time, height and width, for rotary embeddings (M-RoPE, arXiv 2409.12191).
 
-        `media` are the images of the sequence, with all of their pads inside. A text token has the same position in all
-        three. An image's tokens begin there, and differ by row and column. The token after an image begins after the
-        longer side.
+        `media` are the images of the sequence, with all of their tokens inside. A text token has the same position on
+        all three axes. The tokens of an image begin at the next position, and differ by row and column. The position
+        after an image is the position after its longer side.
         """
         import torch
 
@@ -113,7 +114,8 @@ class Vision:
         return axes
 
     def place(self, tokens: Sequence[int], images: Sequence[Image]) -> tuple[list[int], list[RenderedImage]]:
-        """A prompt with one pad for each image -> the tokens with each pad expanded, and the place of each image.
+        """Replace each pad of a prompt by the tokens of the pad's image. The prompt has a single pad for each image.
+        Returns the tokens, and the place of each image.
 
         Raises ValueError unless there are as many pads as images.
         """
@@ -130,12 +132,12 @@ class Vision:
         return expanded if images else list(tokens), media
 
     def alone(self, image: Image) -> tuple[list[int], list[RenderedImage]]:
-        """The tokens of a sequence with a single image only, between the model's markers, and the image's place."""
+        """The tokens of a sequence with a single image between the model's markers, and the place of the image."""
         start, end = self._markers
         return self.place([token for token in (start, self.pad, end) if token is not None], [image])
 
     def reads_as(self, other: Vision) -> bool:
-        """Whether each image is the same tokens for both."""
+        """Whether each image has the same tokens with both image sides."""
         mine, theirs = ((vision.pad, vision.forbidden, vision._sizes()) for vision in (self, other))
         return mine == theirs
 
@@ -149,7 +151,7 @@ class Vision:
         )
 
     def save(self, folder: Path) -> None:
-        """Write the files of an image processor beside a saved model."""
+        """Write the files of an image processor to the folder of a saved model."""
         if folder != self.folder:
             shutil.copy(self.folder / _PROCESSOR, folder / _PROCESSOR)
 
@@ -157,11 +159,12 @@ class Vision:
         return Vision, (self.folder,)  # the copy loads the folder again
 
     def tensors(self, images: Sequence[Image], dtype: str = "bfloat16") -> dict[str, Any]:
-        """The inputs of the model's forward pass beside the tokens, each concatenated on the first axis.
+        """The tensors of images for the model's forward pass, for all images together.
 
-        `pixel_values`, [patches, values of a patch] in `dtype`, and `image_grid_thw`, int64 [images, 3]. A model in
-        bfloat16 casts pixels to bfloat16 first of all, so no precision is lost and half of the memory is saved. A model
-        in float32 reads float32. An equal image is processed once. Raises ValueError for a damaged image.
+        The tensors are `pixel_values`, [patches, values of a patch] in `dtype`, and `image_grid_thw`, int64 [images,
+        3]. A model in bfloat16 casts pixels to bfloat16 first of all, so pixels in bfloat16 lose no precision and take
+        half of the memory. A model in float32 reads float32. Equal images are processed once. Raises ValueError for a
+        damaged image.
         """
         import torch
 
@@ -187,7 +190,8 @@ class Vision:
         return PatchWriter(self.processor)
 
     def _write_all(self, places: Sequence[tuple[Image, Tensor]]) -> None:
-        """As `_write`, several images at once: reading and resizing need no Python."""
+        """Write the patches of several images at once: reading and resizing run in parallel, because they need no
+        Python."""
         threads = min(len(places), os.cpu_count() or 1, _THREADS)
         if threads < 2 or not self._patches.agrees:
             for place in places:
@@ -198,7 +202,7 @@ class Vision:
                 done.result()
 
     def _write(self, image: Image, pixels: Tensor) -> None:
-        """Fill `pixels` with the image's patches. Raises ValueError for a damaged file."""
+        """Write the patches of an image to `pixels`. Raises ValueError for a damaged file."""
         import torch
         from PIL import Image as Pillow
 
@@ -224,7 +228,8 @@ class Vision:
 
 
 def _grid(height: int, width: int, processor: Any) -> tuple[int, int]:
-    """The rows and columns of merged patches after Qwen-VL's resize of an image (smart_resize of transformers)."""
+    """The numbers of rows and columns of merged patches after Qwen-VL's resize of an image (smart_resize of
+    transformers)."""
     side, size = processor.patch_size * processor.merge_size, processor.size
     rows, columns, least, most = round(height / side), round(width / side), size["shortest_edge"], size["longest_edge"]
     if rows * columns * side**2 > most:
@@ -237,15 +242,15 @@ def _grid(height: int, width: int, processor: Any) -> tuple[int, int]:
 
 
 def vision_of(model: Any, source: str) -> Vision | None:
-    """The image side of a model loaded from `source`. None for a model that reads text only, as Qwen3.5 does here."""
+    """The image side of a model that was loaded from `source`. None for a model that reads text only, as Qwen3.5 does
+    here."""
     return load_vision(source) if reads_images(model) else None
 
 
 def load_vision(model: str) -> Vision | None:
-    """The image side of a model in the folder of `folder_of`; an adapter has the base model's image side. None for a
-    model that reads text only, and for a model usable with text only: of an unknown family, or without an image
-    processor.
-    """
+    """The image side of a model, from the folder that `folder_of` returns. An adapter has the image side of its base
+    model. None for a model that reads text only, for a model of an unknown family, and for a folder without an image
+    processor."""
     if model in SEEDED:
         return Vision(tiny_vl.FOLDER) if model == "tiny-vl" else None
     folder = folder_of(model, weights=False)

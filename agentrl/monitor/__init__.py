@@ -1,6 +1,7 @@
-"""Metrics of a run's episodes, and canaries and numerics to watch the metrics.
+"""Metrics of a run's episodes, and checks of these metrics: canaries and numerics.
 
-Plain numbers, no torch: the embedded trainer, `agentrl eval` and the hooks under slime use the same code.
+The package uses plain numbers and no torch. The embedded trainer, `agentrl eval` and the hooks under slime use the same
+code.
 """
 
 from __future__ import annotations

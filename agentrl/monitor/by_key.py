@@ -1,4 +1,4 @@
-"""Rewards by a key of the tasks' metadata, and pass@k, with bootstrap intervals.
+"""Rewards by a key of the tasks' metadata, and pass@k. All have intervals from resampled tasks (bootstrap).
 
 pass@k is the probability that at least one of k episodes of a task passes.
 """
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 
 _REPLICATES = 2_000
 _DRAWN_AT_ONCE = 4_000_000
-"""Numbers drawn in one call: 32 MB."""
+"""The most random numbers drawn in a call: 32 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A mean reward and the 95 % interval, all None if no episode was valid."""
+    """A mean reward and its 95 % interval. All three are None if no episode was valid."""
 
     mean: float | None
     low: float | None
     high: float | None
     tasks: int
-    """Tasks with at least one valid, scored episode. Only these count."""
+    """The number of tasks with at least one valid episode that has a reward. Only these tasks count."""
     failed: int
-    """Failed and aborted episodes."""
+    """The number of failed and aborted episodes."""
 
     def to_json(self) -> dict[str, JSON]:
         return {"mean": self.mean, "interval": [self.low, self.high], "tasks": self.tasks, "failed": self.failed}
 
 
 def value_of(task: Task, key: str) -> str:
-    """The text of metadata[key]. Raises ConfigError unless the value is text, a number or a boolean."""
+    """The text of metadata[key] of a task. Raises ConfigError unless the value is text, a number or a boolean."""
     value = task.metadata.get(key)
     if isinstance(value, str | int | float):
         return str(value)
@@ -55,18 +55,19 @@ def value_of(task: Task, key: str) -> str:
 
 
 def score_of(values: Sequence[float], failed: int = 0, *, seed: int = 0) -> Score:
-    """The mean of values, one for each task, and the middle 95 % of the means of resampled tasks."""
+    """The mean of `values`, which has a value for each task. The interval has the middle 95 % of the means of resampled
+    tasks."""
     drawn = _drawn_means(values, (seed,))
     return Score(*_mean_and_interval([fmean(values)] if values else [], drawn), len(values), failed)
 
 
 def scores_by(key: str, groups: Sequence[Sequence[Trajectory]], *, seed: int = 0) -> tuple[Mapping[str, Score], Score]:
-    """The score of each value of the key, in the order of the tasks, and the scores' average. `groups` are episodes by
-    task, at least one for each task.
+    """The score of each value of the key, in the order of the tasks, and the average of these scores. `groups` has the
+    episodes of each task, at least one.
 
-    A task's reward is the mean of the task's valid episodes. An interval holds the middle 95 % of the means of
-    resampled tasks; if all rewards are equal, the width is 0. The average is the unweighted mean of the scores,
-    whatever the numbers of tasks, and None if a score is None. Raises ConfigError as `value_of` does.
+    The reward of a task is the mean of its valid episodes. An interval has the middle 95 % of the means of resampled
+    tasks. If all rewards are equal, the width of the interval is 0. The average is the unweighted mean of the scores,
+    whatever the numbers of tasks. The average is None if a score is None. Raises the ConfigError of `value_of`.
     """
     import numpy as np
 
@@ -99,8 +100,8 @@ def _mean_and_interval(means: Sequence[float], drawn: Array) -> tuple[float | No
 def _drawn_means(rewards: Sequence[float], seed: Sequence[int]) -> Array:
     """The means of resamples. A resample has as many rewards as the original, drawn with replacement.
 
-    How often each reward is drawn is multinomial. Equal rewards are drawn together, so this is quick for rewards of 0
-    and 1.
+    The number of times that each reward is drawn is multinomial. Equal rewards are drawn together, so this is quick for
+    rewards of 0 and 1.
     """
     import numpy as np
 
@@ -114,10 +115,10 @@ def _drawn_means(rewards: Sequence[float], seed: Sequence[int]) -> Array:
 
 
 def pass_at(k: int, groups: Sequence[Sequence[Trajectory]], least: float = 1.0) -> Score:
-    """The mean over tasks of the unbiased estimator of pass@k, with the interval. An episode passes with a reward of at
+    """The mean over tasks of the unbiased estimator of pass@k, with its interval. An episode passes with a reward of at
     least `least`.
 
-    Only valid, scored episodes count. A task with fewer than k such episodes is left out.
+    Only valid episodes with a reward count. A task with fewer than k such episodes is left out.
     """
     counts = [_counts(group, least) for group in groups]
     values = [estimate(n, passed, k) for n, passed in counts if n >= k]
@@ -125,12 +126,13 @@ def pass_at(k: int, groups: Sequence[Sequence[Trajectory]], least: float = 1.0) 
 
 
 def passes(groups: Sequence[Sequence[Trajectory]], least: float = 1.0) -> Mapping[int, Score]:
-    """pass@k for k = 1, 2, 4, ... up to the samples of a task."""
+    """k -> pass@k, for k = 1, 2, 4, ... up to the number of episodes of a task."""
     return {k: pass_at(k, groups, least) for k in _ks(max(map(len, groups), default=0))}
 
 
 def estimate(n: int, passed: int, k: int) -> float:
-    """1 - C(n - passed, k) / C(n, k): the share of sets of k out of n episodes with at least one passed episode."""
+    """The share of the sets of k episodes, out of n, that contain at least one of the `passed` episodes: 1 - C(n -
+    passed, k) / C(n, k)."""
     return 1.0 - comb(n - passed, k) / comb(n, k)
 
 

@@ -1,6 +1,6 @@
-"""Canaries: checks that stop a run early if the run cannot be learning, and give the reason.
+"""Canaries: checks that stop a run early, with the reason, if the run cannot be learning.
 
-Canaries read only the metrics of each step, so any host can use canaries. After a resume, canaries start afresh,
+Canaries read only the metrics of each step, so they work with any trainer. After a resume, canaries start afresh,
 because the cause may have been fixed.
 """
 
@@ -17,45 +17,46 @@ from agentrl.errors import CanaryError
 from agentrl.monitor.metrics import RolloutMetrics
 
 _WINDOW, _FAILING_STEPS, _FAILING_SHARE = 10, 3, 0.05
-"""Number of steps over which failing groups are counted, and the number of these steps and the share of groups that
-cause a warning."""
+"""When failing groups cause a warning. _WINDOW: the number of steps over which failing groups are counted.
+_FAILING_STEPS: the fewest of these steps with a failing group. _FAILING_SHARE: the least share of groups that fail."""
 _BASELINE_STEPS, _BASELINE_AT_LEAST, _BAD_CALL_STEPS = 10, 3, 3
-"""Number of latest steps without a jump to which a step is compared, the smallest number of such steps, and the number
-of steps that a jump lasts."""
+"""The definition of a jump of wrong tool calls. _BASELINE_STEPS: the number of latest steps without a jump with which a
+step is compared. _BASELINE_AT_LEAST: the fewest such steps. _BAD_CALL_STEPS: the number of steps that a jump lasts
+before the run stops."""
 _FLAT_STEPS = 10
-"""Number of consecutive steps with equal rewards in every group that causes a warning."""
+"""The number of consecutive steps with equal rewards in every group that causes a warning."""
 
 
 class CanaryConfig(BaseModel):
-    """When a run stops. Other canaries need no setting: a step without trainable tokens stops the run, too. Warnings
-    report equal rewards in every group, groups in which every episode fails, tools that raise unexpected exceptions,
-    and a warm start that has learned the demonstrations by heart."""
+    """When a run stops because it cannot be learning. Other checks have no setting. A step without trainable tokens
+    stops the run, too. Warnings report equal rewards in every group, groups in which every episode fails, tools that
+    raise unexpected exceptions, and a warm start that has learned the demonstrations by heart."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     no_tool_calls: int = Field(default=10, ge=0)
-    """Stop after this many steps in a row without any tool call, if there are tools. 0: never."""
+    """The number of consecutive steps without any tool call after which the run stops, if there are tools. 0: never."""
     bad_call_jump: float = Field(default=0.5, ge=0, le=1)
-    """Stop if the share of turns with a wrong tool call is this much higher than before, three steps in a row. 0:
-    never."""
+    """The rise of the share of turns with a wrong tool call, over the earlier steps, at which the run stops. The rise
+    must last three steps. 0: never."""
 
 
 class Canaries:
-    """Watches the steps of one run, in order."""
+    """Checks the steps of a run, in order."""
 
     def __init__(self, config: CanaryConfig, *, grouped: bool = True) -> None:
-        """`grouped`: the rewards of a group are compared, so equal rewards teach nothing."""
+        """`grouped`: whether the rewards of a group are compared, so that equal rewards teach nothing."""
         self._config, self._grouped = config, grouped
         self._silent_steps = self._silent_episodes = self._flat_steps = self._loud_steps = 0
         self._calm: deque[float] = deque(maxlen=_BASELINE_STEPS)
         self._failing: deque[RolloutMetrics] = deque(maxlen=_WINDOW)
         self._said_failing = 0
-        """The steps until the next warning about failing groups."""
+        """The number of steps before the next warning about failing groups is allowed."""
         self._said_uncredited = False
         self._tool_errors: set[str] = set()
 
     def watch(self, step: int, metrics: RolloutMetrics) -> list[str]:
-        """The warnings about a step's episodes. Raises CanaryError."""
+        """The warnings about the episodes of a step. Raises CanaryError to stop the run."""
         self._trainable_tokens(step, metrics)
         self._tool_calls(step, metrics)
         self._bad_calls(step, metrics)
@@ -124,7 +125,8 @@ class Canaries:
             )
 
     def _failing_groups(self, step: int, metrics: RolloutMetrics) -> Iterator[str]:
-        """A random failure spares some members of a group. A failure caused by the task spares none."""
+        """A warning about groups in which every episode fails. A random failure spares some members of a group. A
+        failure caused by the task spares none."""
         self._failing.append(metrics)
         self._said_failing -= 1
         failing = [window for window in self._failing if window.failed_groups]
@@ -154,10 +156,11 @@ _FAR, _ERRORS = 2.0, 3.0
 
 
 def learned_by_heart(learned: Sequence[float], apart: Sequence[float]) -> str | None:
-    """The warning about a warm start, from the mean loss per token of learned and of held-out demonstrations. None if
-    the losses are alike: the second may be at most twice the first, or within chance.
+    """The warning about a warm start, from the mean losses per token of learned demonstrations and of held-out
+    demonstrations (`apart`). None if the losses are alike: the held-out loss is at most twice the learned loss, or the
+    difference may be chance.
 
-    Chance: three standard errors of the difference between the means.
+    A difference may be chance up to three standard errors of the difference of the means.
     """
     mean, other = statistics.fmean(learned), statistics.fmean(apart)
     error = math.sqrt(sum(statistics.pvariance(losses) / max(len(losses) - 1, 1) for losses in (learned, apart)))

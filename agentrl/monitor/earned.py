@@ -11,15 +11,14 @@ from agentrl.trajectory.trajectory import Trajectory, role_of
 
 @dataclass(slots=True)
 class Earned:
-    """The rewards of some episodes. An episode without a reward earned 0 if any other episode was rewarded. Otherwise
-    all episodes are unscored.
-    """
+    """Collects the rewards of episodes. An episode without a reward counts as 0 if any other episode got a reward.
+    Otherwise all episodes are unscored."""
 
     total: float = 0.0
     rewarded: int = 0
     unrewarded: int = 0
     failed: int = 0
-    """Failed and aborted episodes, left out of every mean."""
+    """The number of failed and aborted episodes, which all means leave out."""
 
     @classmethod
     def of(cls, episodes: Iterable[Trajectory]) -> Self:
@@ -50,20 +49,19 @@ class Earned:
         return 0 if self.rewarded else self.unrewarded
 
     def __str__(self) -> str:
-        """`0.580`, `unscored 300`, `none`."""
+        """The mean reward as text: `0.580`, `unscored 300`, or `none`."""
         if self.mean is None:
             return f"unscored {self.unscored}" if self.unscored else "none"
         return f"{self.mean:.3f}"
 
     def with_failed(self) -> str:
-        """The same, with the number of failed episodes if there are any."""
+        """The mean reward as text, with the number of failed episodes if there are any."""
         return f"{self}, {self.failed} failed" if self.failed else str(self)
 
 
 def rewards_by_role(episodes: Iterable[Trajectory]) -> Mapping[str, Sequence[float]]:
-    """The rewards of the valid episodes, as trained on, by the roles of an agent's branches. "": the main line's
-    rewards, and the rewards of episodes without rewards for branches.
-    """
+    """Role of an agent's branches -> the rewards of the valid episodes, as they are trained on. The key "" has the
+    rewards of the main conversation, and of episodes without rewards for branches."""
     by_role: dict[str, list[float]] = {}
     for episode in episodes:
         for name, reward in episode.earned.items() if episode.is_valid else ():

@@ -1,4 +1,4 @@
-"""The metrics of a set of episodes, computed here for every trainer and host."""
+"""The metrics of a set of episodes. All trainers use this computation."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from agentrl.types import JSON, CheckCounts, StopReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeMetrics:
-    """Figures of one episode, the input of the metrics."""
+    """The numbers of an episode from which the metrics are computed."""
 
     stop: StopReason | None
     turns: int = 0
     bad_calls: int = 0
-    """Turns with an unreadable tool call, an unknown tool or wrong arguments."""
+    """The number of turns with an unreadable tool call, an unknown tool or wrong arguments."""
     tools: int = 0
-    """Number of tools offered to the model."""
+    """The number of tools offered to the model."""
     tool_calls: int = 0
     response_length: int = 0
     failure: str | None = None
-    """`kind/boundary` of the failure, if any."""
+    """The kind and the boundary of the failure, as `kind/boundary`. None without a failure."""
     failed_at: str | None = None
-    """Line and type of the failure, if any; see `failed_at`."""
+    """The line and the type of the failure; see the function `failed_at`. None without a failure."""
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     role_rewards: Mapping[str, float] = field(default_factory=dict)
-    """For an agent with rewards on branches: the mean of each role; see `role_rewards`."""
+    """Role -> the mean reward of its branches, for an agent with rewards on branches; see the function
+    `role_rewards`."""
     tool_errors: Mapping[str, int] = field(default_factory=dict)
     refused_hosts: Mapping[str, int] = field(default_factory=dict)
     observation_tokens_cut: int = 0
@@ -65,7 +66,8 @@ class EpisodeMetrics:
 
     @staticmethod
     def said_in(info: Mapping[str, JSON]) -> dict[str, JSON]:
-        """The fields in an episode's `info`. Values of other types, possibly put there by an Env, are ignored."""
+        """The fields of this class that an episode's `info` has. Values of a wrong type, which an Env may have put
+        there, are ignored."""
         counts = {name: info.get(name) for name in _COUNTED}
         by_key = {name: info.get(name) for name in _COUNTED_BY_KEY}
         return {
@@ -78,7 +80,8 @@ class EpisodeMetrics:
 
     @property
     def valid(self) -> bool:
-        """Whether the reward is evidence about the policy: the episode neither failed nor was aborted."""
+        """Whether the episode neither failed nor was aborted. Only the reward of such an episode tells about the
+        policy."""
         return self.stop not in (StopReason.FAILED, StopReason.ABORTED)
 
     @property
@@ -93,60 +96,61 @@ class RolloutMetrics:
     reward_mean: float = 0.0
     reward_std: float = 0.0
     reward_parts: Mapping[str, float] = field(default_factory=dict)
-    """The mean of each part over the episodes with the part."""
+    """Part of the reward -> the mean over the episodes with the part."""
     role_rewards: Mapping[str, float] = field(default_factory=dict)
-    """The mean reward of each role of an agent's branches, over the episodes with the role."""
+    """Role of an agent's branches -> the mean reward over the episodes that have this role."""
     response_length_mean: float = 0.0
     turns_mean: float = 0.0
     episodes: int = 0
     failed_episodes: int = 0
     unscored_episodes: int = 0
-    """Valid episodes without a reward, left out of every mean of rewards."""
+    """The number of valid episodes without a reward. All means of rewards leave these episodes out."""
     failures: Mapping[str, int] = field(default_factory=dict)
-    """Episodes by `kind/boundary` of their failure."""
+    """`kind/boundary` of a failure -> the number of episodes."""
     failed_at: Mapping[str, int] = field(default_factory=dict)
-    """Failed episodes by the line of the Env's code and the type of the error."""
+    """Line of the Env's code and type of the error -> the number of failed episodes."""
     failed_groups: int = 0
-    """Groups in which every episode failed."""
+    """The number of groups in which every episode failed."""
     samples: int = 0
-    """Token sequences, one for each segment."""
+    """The number of token sequences. Each segment of an episode is a sequence."""
     groups: int = 0
     zero_advantage_groups: int = 0
-    """Groups with equal rewards (zero advantage)."""
+    """The number of groups with equal rewards, and thus zero advantages."""
     uncredited_groups: int = 0
-    """Zero-advantage groups with different step rewards, under `credit: turn`. Such groups have no learning signal
-    either.
-    """
+    """The number of groups with equal total rewards and different step rewards, under `credit: turn`. Such groups have
+    no learning signal, either."""
     stops: Mapping[str, int] = field(default_factory=dict)
     resumes: int = 0
     restarts: int = 0
     episodes_with_tools: int = 0
     tool_call_rate: float = 0.0
-    """Share of the episodes with tools in which the model called an existing tool."""
+    """The share of the episodes with tools in which the model called an existing tool."""
     bad_call_rate: float = 0.0
-    """Share of the turns with an unreadable tool call, an unknown tool or wrong arguments."""
+    """The share of the turns with an unreadable tool call, an unknown tool or wrong arguments."""
     truncation_rate: float = 0.0
-    """Share of the episodes ended by a bound on tokens or time."""
+    """The share of the episodes that a limit on tokens or time ended."""
     tool_errors: Mapping[str, int] = field(default_factory=dict)
-    """Unexpected exceptions in tools, as `tool:Type`."""
+    """`tool:Type` -> the number of unexpected exceptions of this type in the tool."""
     refused_hosts: Mapping[str, int] = field(default_factory=dict)
-    """Requests of sandboxes to hosts not allowed, by `host:port`; the ten most common."""
+    """`host:port` -> the number of requests of sandboxes to this host, which is not allowed. Only the ten most
+    common."""
     observation_tokens_cut: int = 0
     special_tokens: int = 0
-    """Special tokens in users' text, tools and documents. Unless encoded as text, special tokens can forge turns."""
+    """The number of special tokens in users' text, tools and documents. Unless these are encoded as text, they can
+    forge turns."""
     result_differs: int = 0
-    """Episodes of an agent whose `run` returned text neither equal to nor part of any reply of the model."""
+    """The number of episodes of an agent whose `run` returned text absent from all replies of the model."""
     bridges_checked: int = 0
-    """Bridges rendered for a comparison with the memo: about one in 64."""
+    """The number of bridges (token sequences between two turns) that were rendered for a comparison with the memo:
+    about a 64th."""
     bridges_different: int = 0
-    """Checked bridges with a difference. Any value but 0 is a bug; the memo is then off, and the right text was
-    taken.
-    """
+    """The number of these bridges that differ from the memo. Any value but 0 is a bug. The memo is then off, and the
+    rendered bridge is used."""
     sampled_tokens: int = 0
     trained_tokens: int = 0
     masked_tokens: Mapping[str, int] = field(default_factory=dict)
     prefix_breaks: int | None = None
-    """Generations with a prompt changed after sending. Any value but 0 is a bug. None if unknown."""
+    """The number of generations whose prompt was changed after sending. Any value but 0 is a bug. None if unknown."""
 
     @classmethod
     def of(
@@ -199,33 +203,35 @@ class RolloutMetrics:
         return self.reward_mean if self.episodes > self.failed_episodes + self.unscored_episodes else None
 
     def to_json(self) -> dict[str, JSON]:
-        """Every metric by name. Unknown metrics are left out."""
+        """Name -> value of every metric. Metrics that are unknown are left out."""
         values = {metric.name: getattr(self, metric.name) for metric in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
 
 _PLACES = 10
-"""The number of most common failure lines, and of refused hosts, in the metrics."""
+"""The number of entries in the metrics of failure lines and of refused hosts. The most common are included."""
 _COUNTED = ("observation_tokens_cut", "special_tokens", "result_differs")
-"""Counts in an episode's `info`."""
+"""The keys of counts in an episode's `info`."""
 _COUNTED_BY_KEY = ("tool_errors", "refused_hosts")
 _SUMMED = ("resumes", "restarts", *(count_field.name for count_field in fields(CheckCounts)), *_COUNTED)
-"""Metrics computed as the sum of an episode's field of the same name."""
+"""The metrics that are the sum of the field of the same name over the episodes."""
 
 
 def failed_at(failure: Failure) -> str:
-    """`my_env.py:12 FileNotFoundError`: the line of the Env's code, or else the boundary."""
+    """The place of a failure as text, such as `my_env.py:12 FileNotFoundError`: the line of the Env's code, or else the
+    boundary."""
     return f"{own_line(failure.traceback) or failure.boundary} {failure.error.partition(':')[0]}"
 
 
 def role_rewards(trajectory: Trajectory) -> dict[str, float]:
-    """The mean reward of the branches of each role. The main line's role is `main`. Empty without such rewards."""
+    """Role -> the mean reward of its branches. The role of the main conversation is `main`. Empty without rewards for
+    branches."""
     by_role = rewards_by_role([trajectory]) if trajectory.branch_rewards else {}
     return {role or "main": statistics.fmean(rewards) for role, rewards in by_role.items()}
 
 
 def _of_all(episodes: Sequence[EpisodeMetrics]) -> dict[str, JSON]:
-    """The metrics over every episode, including failed and aborted episodes."""
+    """The metrics over all episodes, including failed and aborted episodes."""
     return {
         "episodes": len(episodes),
         "failures": dict(Counter(episode.failure for episode in episodes if episode.failure)),
@@ -238,7 +244,7 @@ def _of_all(episodes: Sequence[EpisodeMetrics]) -> dict[str, JSON]:
 
 
 def _of_valid(episodes: Sequence[EpisodeMetrics]) -> dict[str, JSON]:
-    """The metrics that describe the policy."""
+    """The metrics over valid episodes, which describe the policy."""
     with_tools = [episode for episode in episodes if episode.tools]
     turns = sum(episode.turns for episode in episodes)
     return {
@@ -264,7 +270,7 @@ def _of_rewards(groups: Sequence[Sequence[float]]) -> dict[str, JSON]:
 
 
 def _balanced(tokens: Ledger) -> Ledger:
-    """The same ledger. Raises LedgerError unless every sampled token is trained or masked."""
+    """The ledger, unchanged. Raises LedgerError unless every sampled token is trained or masked."""
     if tokens.sampled != tokens.trained + sum(tokens.masked.values()):
         raise LedgerError(f"sampled {tokens.sampled} != trained {tokens.trained} + masked {dict(tokens.masked)}")
     return tokens

@@ -1,8 +1,8 @@
-"""Do engine and trainer agree? Each step compares both log-probs of the same tokens.
+"""Whether engine and trainer agree. Each step compares the log-probs of both for the same tokens.
 
-Engine and trainer should give a freshly sampled token the same log-prob. A difference acts as if the policy had moved
-before the first update. A wrong temperature, a mask shifted by one token, or stale weights show here first, and much
-later in the reward. The module needs no torch, so a hook under slime can use the comparison too.
+Engine and trainer should give a freshly sampled token the same log-prob. A difference acts as if the policy had changed
+before the first update. A wrong temperature, a mask shifted by a token, or stale weights show up here first, and much
+later in the reward. The module needs no torch, so a hook under slime can use the comparison, too.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from agentrl.errors import CanaryError
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """|trainer's - engine's log-prob| over some sampled tokens, in nats. Two can be added."""
+    """The differences |trainer's log-prob - engine's log-prob| over sampled tokens, in nats. Two objects can be
+    added."""
 
     tokens: int = 0
     total: float = 0.0
     max: float = 0.0
     clipped: int = 0
-    """Tokens with a ratio of probabilities outside the usual clipping range."""
+    """The number of tokens whose ratio of probabilities is outside the usual clipping range."""
 
     @property
     def mean(self) -> float:
@@ -51,9 +52,10 @@ def compare(
     clip_low: float = 0.2,
     clip_high: float = 0.28,
 ) -> Numerics:
-    """Compare two log-probs of each token, or of each token with loss_mask 1. A non-finite log-prob differs by inf.
+    """Compare the log-probs of engine and trainer for each token; with `loss_mask`, only for tokens whose mask is 1. If
+    a log-prob is not finite, the difference is infinite.
 
-    Raises ValueError if their numbers differ.
+    Raises ValueError if the arguments have different lengths.
     """
     pairs = list(zip(engine, trainer, strict=True))
     if loss_mask is not None:
@@ -67,27 +69,28 @@ def compare(
 
 
 class NumericsConfig(BaseModel):
-    """When a run warns or stops because engine and trainer disagree. The measure is the mean difference of a step."""
+    """The limits at which a run warns or stops because engine and trainer disagree. The measure is the mean difference
+    of log-probs in a step, in nats."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     warn: float = Field(default=0.02, gt=0)
-    """Warn once above this mean difference. In float32 the difference is below 1e-4; in bfloat16 0.002 for `tiny`, 0.05
-    for SmolLM2.
-    """
+    """The mean difference above which the run warns, once. In float32 the difference is below 1e-4; in bfloat16 it is
+    0.002 for `tiny`, and 0.05 for SmolLM2."""
     stop: float = Field(default=0.5, gt=0)
-    """Stop above this mean difference. Rounding alone never reaches 0.5; slime's own tests allow 0.1."""
+    """The mean difference above which the run stops. Rounding alone never reaches 0.5; slime's own tests allow 0.1."""
 
 
 class NumericsWatch:
-    """Watches the numerics of one run, in order."""
+    """Checks the numerics of a run, in order."""
 
     def __init__(self, config: NumericsConfig) -> None:
         self._config = config
         self._warned = False
 
     def watch(self, where: str, mean: float, largest: float) -> list[str]:
-        """Warnings about the mean and the largest difference of some tokens. Raises CanaryError above `stop`."""
+        """The warnings about the mean and the largest difference of some tokens. `where` is their place in the text.
+        Raises CanaryError above `stop`."""
         message = (
             f"{where}: trainer and engine differ by {mean:.2g} on average over the log-probs of the same tokens "
             f"(at most by {largest:.2g}); do both use the same weights, temperature and dtype?"

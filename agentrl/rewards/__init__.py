@@ -2,7 +2,7 @@
 
     reward: agentrl.rewards:em            --custom-rm-path agentrl.rewards.em
 
-Each name's module is imported when it is asked for. No module here may have the name of a grader.
+The module of a grader is imported when the grader is first used. No module here may have the name of a grader.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ _READY: dict[str, tuple[str, str, dict[str, Any]]] = {
     "sub_em": ("text", "SubEm", {}),
     "unit_tests": ("agentrl_envs.coding.unit_tests", "UnitTests", {}),
 }
-r"""Graders without settings: module, class, arguments. The prefix `boxed_` is slime's: the reward reads the last
-\boxed{}. `math` and `deepscaler` always read the box, and `remote_rm` sends the whole response."""
+r"""Name of a grader without settings -> (module, class, arguments). The prefix `boxed_` is slime's: such a reward reads
+the last \boxed{}. `math` and `deepscaler` always read the box, and `remote_rm` sends the whole response."""
 
 _MADE = {
     "Dapo": "maths",

@@ -14,7 +14,8 @@ except ModuleNotFoundError:  # a clone on the path that is older than the packag
 
 
 def follows(answer: str, prompt: str, instructions: list[str], arguments: list[dict[str, Any]]) -> list[bool]:
-    """Whether the answer follows each instruction, given by name and arguments."""
+    """For each instruction, whether the answer follows it. `instructions` are the names, `arguments` the arguments of
+    each."""
     return [
         bool(answer.strip()) and _checker(name, values, prompt).check_following(answer)
         for name, values in zip(instructions, arguments, strict=True)

@@ -1,4 +1,4 @@
-"""The process for graders that may block or never return. `workers.py` starts and ends the process.
+"""The program of a process for graders that may block or never return. `workers.py` starts and ends the process.
 
     parent: {"function": path, "args": [...], "seconds": s}    worker: {"ready": true}, once the function is imported
                                                                worker: {"result": ...} or {"error": ..., "world": ...}
@@ -23,12 +23,13 @@ from types import ModuleType
 from typing import Any
 
 MEMORY = 8 * 2**30
-"""Bytes of address space. `9^{9^{9^9}}` would otherwise take all the memory of the machine."""
+"""The limit of the process's address space in bytes. Without a limit, `9^{9^{9^9}}` would take all the memory of the
+machine."""
 _GRACE_S = 2.0
 
 
 def serve(connection: Connection, parent: int) -> None:
-    """Answer requests in order, until the parent is gone."""
+    """Answer requests in order, until the parent process is gone."""
     _bound_memory()
     of_parent = _load(f"{Path(__file__).parents[1] / '_util' / 'child.py'}:of_parent")
     with suppress(OSError):
@@ -55,7 +56,8 @@ def _answer(request: Mapping[str, Any], connection: Connection) -> dict[str, Any
 
 @cache
 def _is_the_worlds() -> Callable[[BaseException], bool]:
-    """The classification of errors, loaded from a file: the import of agentrl would take longer than a grade."""
+    """The function that tells whether the infrastructure caused an error. The function is loaded from a file, because
+    the import of agentrl would take longer than a grade."""
     return _load(f"{Path(__file__).parents[1] / 'blame.py'}:is_the_worlds")
 
 

@@ -1,4 +1,4 @@
-"""Find the answer in a model's text, and the right answers in the label of a task."""
+"""Finds the answer in a model's text, and the right answers in the label of a task."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ LONGEST = 20_000
 _TAGS = "<answer>", "</answer>"
 _BOX = re.compile(r"\\f?box(?:ed)?(?=\s*\{|\s+\S)")
 _FINAL = re.compile(r"(?:^|\s)####\s*(\S.*?)\s*\Z")
-"""The end of a solution in GSM8K."""
+"""The end of a solution in GSM8K's form: "####" and the answer."""
 _SPACE = re.compile(r"\s*")
 _WORD = re.compile(r"[^\s$.,{}]+")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _JOINED = re.compile(r"(?:[\s,;$&{}]|\\[()\[\],;!\s]|\\q?quad\b|\\(?:text|mbox|mathrm)\b|\b(?:and|or)\b)*")
-"""No two alternatives begin with the same sign, so that a long text between two boxes costs no time."""
+"""The text between two boxes that belong to a single answer. No two alternatives begin with the same character, so that
+a long text costs no time."""
 
 
 def tagged(text: str) -> str | None:
-    """The content of the last finished <answer>. None without a finished <answer>.
+    """The content of the last <answer> that is closed. None without a closed <answer>.
 
-    A second <answer> inside an open <answer> starts the answer anew.
+    A second <answer> inside an open <answer> restarts the answer.
     """
     opening, closing = _TAGS
     end = text.rfind(closing)
@@ -37,7 +38,8 @@ def tagged(text: str) -> str | None:
 
 
 def short_answer(text: str) -> str:
-    """The last <answer>, or the whole text if it has no tags. "" for an answer of more than `LONGEST` characters."""
+    """The content of the last <answer>, or the whole text if it has no <answer>. "" for an answer of more than
+    `LONGEST` characters."""
     answer = tagged(text)
     if answer is None:
         answer = "" if _TAGS[0] in text else text
@@ -64,7 +66,7 @@ def boxed(text: str) -> str | None:
 
 
 def _box(text: str, position: int) -> tuple[str, int] | None:
-    """(content, end) of the box whose name ends at `position`. None if the box never ends."""
+    r"""(content, end) of a box. `position` is the end of the command \boxed. None if the box is never closed."""
     following = text[position : position + 1]
     start = position if following == "{" else position + len(_SPACE.match(text, position)[0])  # type: ignore[index]
     if text[start : start + 1] == "{":
@@ -75,7 +77,8 @@ def _box(text: str, position: int) -> tuple[str, int] | None:
 
 
 def _partner(text: str, start: int) -> int | None:
-    """Where the brace at `start` is closed. Escaped braces count as text."""
+    """The index of the brace that closes the brace at `start`. None if it is never closed. Escaped braces count as
+    text."""
     depth = 0
     for match in _BRACE.finditer(text, start):
         depth += {"{": 1, "}": -1}.get(match[0], 0)
@@ -85,8 +88,8 @@ def _partner(text: str, start: int) -> int | None:
 
 
 def targets(label: JSON) -> list[str]:
-    """The right answers of a label: a text, a number, a list of texts and numbers, or a mapping as in Search-R1. Raises
-    ConfigError.
+    """The right answers of a label. The label is a text, a number, a list of texts and numbers, or a mapping as in
+    Search-R1. Raises ConfigError.
 
     In a solution in GSM8K's form, only the text after "####" is the answer.
     """

@@ -22,19 +22,19 @@ _ANY = string.ascii_uppercase[:10]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of a question and the right option."""
+    """The options of a question, and the right option."""
 
     letters: Sequence[str]
     right: str | None
-    """None if the label is no option and no text."""
+    """The letter of the right option. None if the label names neither an option nor a text."""
     texts: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Letter -> the texts that may stand for the letter."""
+    """Letter -> the texts that mean the same option."""
     stand_in: str = ""
     """The letter in `letters` for a right answer whose text is no option; "" if no such letter is needed."""
 
     @classmethod
     def of(cls, label: JSON, metadata: Mapping[str, JSON]) -> Options:
-        """From a label (a letter, an index, or the text of an option) and the metadata of `Gpqa`."""
+        """Read the options. `label` is a letter, an index, or the text of an option; `metadata` is as in `Gpqa`."""
         choices = _choices(metadata)
         letters = [str(letter).upper() for letter in metadata.get("valid_letters") or _ANY[: len(choices) or None]]
         texts = {letter: [text] for text, letter in zip(choices, letters, strict=False)}
@@ -47,7 +47,8 @@ class Options:
         return cls([*letters, stand_in] if stand_in else letters, right, texts, stand_in)
 
     def chosen_in(self, text: str) -> str | None:
-        r"""The letter that the text chooses: in the last \boxed{}, else in the statements."""
+        r"""The letter that the text chooses: in the last \boxed{}, else in its statements. None if the text chooses no
+        letter."""
         text = short_answer(text)
         for part in filter(None, (boxed(text), text)):
             letter, rank = max((self._read(part), chosen(self._lettered(part), self.letters)), key=_rank_of)
@@ -59,7 +60,8 @@ class Options:
         return chosen(self._masked(text), self.letters)
 
     def _masked(self, text: str) -> str:
-        """The text with a word in place of the letter `stand_in`, which is no option."""
+        """The text with `stand_in` doubled where it stands alone, so that this letter, which is no option, is not
+        chosen."""
         mark = self.stand_in
         return re.sub(rf"(?<!\w){mark}(?!\w)", 2 * mark, text, flags=re.IGNORECASE) if mark else text
 
@@ -86,7 +88,7 @@ def _rank_of(read: tuple[str | None, Rank]) -> tuple[bool, Rank]:
 
 
 def _end(words: Sequence[Sequence[str]], start: int, name: Sequence[str]) -> int:
-    """The end of `name` if `name` stands at `start`, else 0."""
+    """The index after `name` in `words` if `name` stands at `start`, else 0."""
     end, read = start, list[str]()
     while words[start] and end < min(start + 2 * len(name), len(words)) and len(read) < len(name):
         read += words[end]
@@ -97,7 +99,7 @@ def _end(words: Sequence[Sequence[str]], start: int, name: Sequence[str]) -> int
 
 
 class Gpqa(Grader):
-    r"""1 if the model chose the right option, else 0.
+    r"""The reward is 1 if the model chose the right option, else 0.
 
     The label is a letter, an index or the text of an option. `metadata` may hold choices, valid_letters,
     correct_letter, correct_answer and answer_text. `letters.py` describes how a choice is read. `box`: only the last
@@ -129,7 +131,7 @@ def _choices(metadata: Mapping[str, JSON]) -> list[str]:
 
 
 def _right_texts(label: JSON, metadata: Mapping[str, JSON]) -> list[str]:
-    """The texts of the right answer, from the metadata and from a label with more than a letter."""
+    """The texts of the right answer: from the metadata, and from a label that is not a single letter."""
     texts = [str(metadata[key]) for key in ("correct_answer", "answer_text") if metadata.get(key)]
     if isinstance(label, str) and len(label.strip()) > 1:
         texts.append(label.strip())

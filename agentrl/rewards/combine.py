@@ -1,4 +1,5 @@
-"""Graders made of graders: weighted sums, rewards of turns, shaping, groups, and functions in a process."""
+"""Graders built from other graders and from functions: weighted sums, rewards of turns, shaping, groups, and functions
+in a process."""
 
 from __future__ import annotations
 
@@ -20,14 +21,16 @@ from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, MaybeAwait, Reward, Task
 
 TurnFn: TypeAlias = "Callable[[str, str], MaybeAwait[float]]"
-"""(the model's text of a turn, the observation after the turn) -> the turn's reward."""
+"""A function of the model's text of a turn and of the observation after the turn. The function returns the reward of
+the turn."""
 GroupFn: TypeAlias = "Callable[[Sequence[ModelOutput]], MaybeAwait[Sequence[float | Reward]]]"
 
 
 def weighted(**graders: tuple[Grader, float]) -> Grader:
     """The weighted sum of graders: `weighted(em=(em, 1.0), short=(short, 0.1))`.
 
-    Each weighted part is logged, and the parts of a grader under the grader's name: `em.format`. Raises ConfigError.
+    The weighted reward of each grader is logged as a part under the grader's name, and the parts of a grader as in
+    `em.format`. Raises ConfigError.
     """
     for name, pair in graders.items():
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], Grader)):
@@ -64,10 +67,10 @@ class _Weighted(Grader):
 
 
 def per_turn(function: TurnFn) -> Grader:
-    """Decorate a function of (the model's text of a turn, the observation after the turn). The reward is the sum over
-    the turns.
+    """Decorate a function of the model's text of a turn and of the observation after the turn, which returns a reward.
+    The reward of the episode is the sum over its turns.
 
-    Each turn's reward is stored in the trajectory's turn, for `credit: turn`.
+    The reward of each turn is stored in the trajectory's turn, for `credit: turn`.
     """
     return _PerTurn(function)
 
@@ -89,7 +92,7 @@ def shaped(potential: Callable[[ModelOutput], float], *, discount: float = 1.0) 
     """Potential-based shaping: a turn earns `discount` * (the potential after the turn) - (the potential before the
     turn).
 
-    The potential is a function of the `ModelOutput` so far, which has no turns before the first turn. At the end the
+    `potential` is a function of the `ModelOutput` so far; before the first turn, it has no turns. At the end the
     potential counts as 0. So the sum over an episode is the same for all policies (Ng et al. 1999), and only the credit
     of the turns changes.
     """
@@ -112,7 +115,7 @@ class _Shaped(Grader):
 
 
 def _after(output: ModelOutput, turns: int) -> ModelOutput:
-    """The output and the observations of the first `turns` turns."""
+    """The part of the output with the first `turns` turns and their observations."""
     return ModelOutput.of_turns(
         output.turns[:turns],
         observed=output.observed[:turns],
@@ -152,7 +155,8 @@ class GroupGrader(Grader):
         return rewards
 
     async def of_group(self, trajectories: Sequence[Trajectory], policy: AsksMessages | None = None) -> list[Grade]:
-        """`grade_group` for trajectories, called by agentrl's rollout. `policy` is the model in training."""
+        """The rewards of trajectories by `grade_group`. agentrl's rollout calls this method. `policy` is the model in
+        training."""
         return await self.grade_group([ModelOutput.of(trajectory) for trajectory in trajectories])
 
     def __call__(self, *arguments: Any, **kwargs: Any) -> Awaitable[JSON]:
@@ -164,14 +168,12 @@ class GroupGrader(Grader):
 
 
 async def _later() -> None:
-    """The reward of an episode whose group is not finished: none yet."""
+    """The result for an episode whose group is not finished: no reward yet."""
 
 
 def in_process(path: str, *, seconds: float = 10.0) -> Grader:
-    """A blocking function `(answer, label) -> float` at `file.py:name` or `package.module:name`, run in a process.
-
-    After `seconds` the process is killed, and the episode counts as failed by its environment. Raises ConfigError.
-    """
+    """A grader from a blocking function `(answer, label) -> float`, which runs in a separate process. `path` is
+    `file.py:name` or `package.module:name`."""
     place, _, name = path.rpartition(":")
     if not place or not name:
         raise ConfigError(f"in_process: {path!r} names no function; write file.py:name or package.module:name")

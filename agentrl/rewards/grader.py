@@ -18,7 +18,7 @@ GradeFn: TypeAlias = "Callable[[ModelOutput], MaybeAwait[float | Reward]]"
 
 @dataclass(frozen=True, slots=True)
 class TurnReward(Reward):
-    """A reward, and the share of each turn."""
+    """A reward, and the part of the reward that belongs to each turn."""
 
     turns: tuple[float, ...] = ()
 
@@ -26,12 +26,13 @@ class TurnReward(Reward):
 class Grader:
     """Grades the output of a model. A subclass defines `grade`; `@grader` turns a function into a grader.
 
-    Both hosts accept a grader. `reward: my_rewards.py:mine` calls it with a Trajectory, `--custom-rm-path
-    my_rewards.mine` with slime's arguments and a Sample or a list of Samples.
+    agentrl and slime accept a grader. agentrl (`reward: my_rewards.py:mine`) calls the grader with a Trajectory. slime
+    (`--custom-rm-path my_rewards.mine`) calls the grader with its arguments and a Sample or a list of Samples.
     """
 
     async def grade(self, output: ModelOutput) -> Grade:
-        """The reward. Raises InfraError or TimeoutError if the infrastructure failed: the episode is not trained."""
+        """Return the reward. Raises InfraError or TimeoutError if the infrastructure failed: the episode is not trained
+        then."""
         raise NotImplementedError
 
     def check_task(self, task: Task) -> None:
@@ -57,7 +58,7 @@ class Grader:
 
 
 class FunctionGrader(Grader):
-    """A Grader made of a function of `ModelOutput`, `def` or `async def`. A plain `def` must not block."""
+    """A grader that calls a function of `ModelOutput`, `def` or `async def`. A plain `def` must not block."""
 
     def __init__(self, function: GradeFn) -> None:
         self.function = function
@@ -68,7 +69,7 @@ class FunctionGrader(Grader):
 
 
 def grader(function: GradeFn) -> Grader:
-    """Decorate a function of `ModelOutput` for use in `reward:`, `--custom-rm-path` and `weighted`."""
+    """Decorate a function of `ModelOutput`. The result is a grader for `reward:`, `--custom-rm-path` and `weighted`."""
     return FunctionGrader(function)
 
 

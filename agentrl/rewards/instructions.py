@@ -1,4 +1,4 @@
-"""Instructions that a program can check, by AllenAI's IFBench, in a process with a deadline."""
+"""Rewards for instructions that a program can check, by AllenAI's IFBench, in a process with a deadline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _FOLLOWS = f"{Path(__file__).with_name('_instructions.py')}:follows"
 
 
 class IFBench(Grader):
-    r"""1 if the answer follows all instructions, else 0. The part `followed` is the share of followed instructions.
+    r"""The reward is 1 if the answer follows all instructions, else 0. The part `followed` is the share of followed
+    instructions.
 
     The task's metadata hold `instruction_id_list`, `kwargs` (the arguments of each instruction, or common arguments)
     and `prompt_text` (by default the prompt), as in slime's reward `ifbench`. The names of instructions are the names
@@ -73,7 +74,7 @@ def _instructions(metadata: Mapping[str, JSON]) -> tuple[list[str], list[dict[st
 
 
 def _text(prompt: JSON) -> str:
-    """The prompt as text: of messages, the last user message."""
+    """The prompt as text. For messages, the text of the last user message."""
     if isinstance(prompt, str):
         return prompt
     users = [message for message in prompt or () if isinstance(message, Mapping) and message.get("role") == "user"]

@@ -1,4 +1,4 @@
-"""A language model as the judge, at any OpenAI-compatible endpoint."""
+"""A language model as the judge of answers, at any OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ Explain your judgement in a few sentences. Then write one last line: SCORE: and 
 class LLMJudge(Grader):
     """A reward in 0 ... 1 from a model's verdict on the final answer.
 
-    The judge sees the question, the task's label as the reference, and the answer, without thoughts and tool results.
-    The API key is read from the environment variable `key`. An empty answer gets 0 without asking.
+    The judge reads the question, the task's label as the reference, and the answer, without thoughts and tool results.
+    The API key is read from the environment variable `key`. An empty answer gets 0, and the judge is not asked.
     """
 
     def __init__(
@@ -76,7 +76,8 @@ class LLMJudge(Grader):
         raise InfraError(f"the judge {self.model.model} wrote no line SCORE: 0 to {_MOST}: its answer {flaw}")
 
     def prompt(self, output: ModelOutput) -> str:
-        """The judge's prompt. The marks around the answer depend on the answer, so the answer cannot hold the marks."""
+        """The judge's prompt. The marks around the answer are computed from the answer, so the answer cannot contain
+        these marks."""
         mark = f"answer-{hashlib.sha256(output.answer.encode()).hexdigest()[:12]}"
         label = output.label
         return _PROMPT.format(

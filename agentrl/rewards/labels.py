@@ -1,4 +1,4 @@
-"""Labels that no answer can match: a grader refuses such a label before a run, instead of paying 0 for every answer."""
+"""Labels that no answer can match. A grader refuses such a label before a run, instead of giving every answer 0."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PUBLISHED = {"reward_model", "ground_truth", "target", "targets", "answer", "an
 def check_label(label: JSON, read: Callable[[JSON], list[str]] = targets, *, one_line: bool = False) -> None:
     """Raises ConfigError unless an answer can match the label.
 
-    `read` gives the right answers. `one_line`: answers are short, such as the content of a box.
+    `read` returns the right answers of a label. `one_line`: answers are short, such as the content of a box.
     """
     if label is None:
         raise ConfigError("the task has no label to grade by; name the label's column in `columns`, or remove the row")
@@ -29,7 +29,7 @@ def check_label(label: JSON, read: Callable[[JSON], list[str]] = targets, *, one
 
 
 def _problem(right: str, *, one_line: bool) -> str:
-    """Why no answer matches, and the remedy; "" if an answer can match."""
+    """The reason why no answer can match, with the remedy; "" if an answer can match."""
     if not right.strip():
         return r"its \boxed{} is empty or never ends; remove the row"
     if len(right) > LONGEST:
@@ -42,9 +42,9 @@ def _problem(right: str, *, one_line: bool) -> str:
 
 
 def _is_json(text: str, *, one_line: bool) -> bool:
-    """Whether a text is an object or a list with more than numbers, in the syntax of JSON or of Python.
+    """Whether a text has the syntax of JSON or of Python for an object, or for a list with more than numbers.
 
-    Unless answers have a single line, an answer may be JSON: then only objects with a known key are meant.
+    Unless answers have a single line, an answer may be JSON. So without `one_line` only objects with a known key count.
     """
     if text.strip()[:1] not in ("{", "["):
         return False

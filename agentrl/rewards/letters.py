@@ -20,7 +20,7 @@ from enum import IntEnum
 
 
 class Rank(IntEnum):
-    """How surely an affirmed mention is the text's choice."""
+    """How clearly a statement says that its letters are the answer, from unclear to clear."""
 
     NONE = 0
     """A question, a hypothesis, or an entry in a list of options."""
@@ -31,13 +31,13 @@ class Rank(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A mention of letters, and the text's judgement of the mention."""
+    """A mention of letters, and whether the text around the mention affirms or denies these letters."""
 
     letters: frozenset[str]
     rank: Rank
     denied: bool
     rejected: bool
-    """Denied by a verdict on the letter itself. The denial voids an earlier choice of the letter."""
+    """Whether the text says that the letter itself is wrong. Then an earlier choice of the letter is void."""
     start: int
 
 
@@ -112,13 +112,14 @@ _CLAUSE = re.compile(
 )
 _SENTENCE = re.compile(r"[.!?](?=\s|$)|\n")
 _NEAR = 120
-"""Number of characters around a mention that may belong to the statement."""
+"""The number of characters before and after a mention that may belong to the statement."""
 _MOST = 500
-"""The most mentions. A text with more mentions chooses no option, because reading would take long."""
+"""The most mentions that are read. A text with more mentions chooses no option, because reading would take long."""
 
 
 def chosen(text: str, valid: Sequence[str]) -> tuple[str | None, Rank]:
-    """The chosen letter, and the rank of the statement. None if the text chooses no letter, or several."""
+    """The letter that the text chooses, and the rank of its statement. The letter is None if the text chooses no
+    letter, or several."""
     text = plain(text)
     statements = [
         statement for statement in _statements(text) if statement.letters & {*valid} or statement.rank is Rank.ANSWER
@@ -135,7 +136,8 @@ def chosen(text: str, valid: Sequence[str]) -> tuple[str | None, Rank]:
 
 
 def _corrected(text: str, statements: list[Statement]) -> list[Statement]:
-    """The statements after the last correction ("wait, no") if any of these concludes, else all statements."""
+    """The statements after the last correction ("wait, no"), if any of these chooses a letter. Otherwise all
+    statements."""
     corrected = max((match.start() for match in _CORRECTS.finditer(text)), default=0)
     later = [statement for statement in statements if statement.start > corrected]
     return later if any(_affirms(statement, Rank.CONCLUDED) for statement in later) else statements
@@ -180,7 +182,8 @@ def _statements(text: str) -> Iterator[Statement]:
 
 
 def _denial(before: str, follows: str) -> tuple[bool, bool]:
-    """(whether the text around letters denies the letters, whether the text rejects the letters outright)."""
+    """Two facts about letters between the texts `before` and `follows`: whether the text denies the letters, and
+    whether the text rejects the letters outright."""
     clause = _last_clause(before)
     wrong = bool(_WRONG.search(follows)) != bool(_NOT.search(follows))
     denied = wrong != bool(_EXCEPT.search(before)) or bool(_AGAINST.search(clause) or _UNTRUE.search(before))
@@ -188,7 +191,7 @@ def _denial(before: str, follows: str) -> tuple[bool, bool]:
 
 
 def _groups(text: str) -> list[list[re.Match[str]]]:
-    """The letters of the text, in groups of joined letters."""
+    """The letters of the text. Letters that are joined, as in "A or B", are in the same list."""
     groups = list[list[re.Match[str]]]()
     for match in _LETTER.finditer(text):
         if _is_word(text, match):
@@ -206,7 +209,7 @@ def _groups(text: str) -> list[list[re.Match[str]]]:
 
 
 def _is_word(text: str, match: re.Match[str]) -> bool:
-    """Whether the letter is an article or a pronoun, or a small letter that names no option."""
+    """Whether the letter is a word: an article, a pronoun, or a small letter that names no option."""
     letter = match[1] or match[2]
     if match[1] or letter not in "aAI":
         return False
@@ -223,7 +226,8 @@ _SUBJECT = re.compile(
     r"(?:is|isn|are|aren|was|and|or|nor|vs|versus|looks|seems|can|cannot|could|couldn|must|would|wouldn|has|does|doesn"
     r"|fits|works|matches|holds|follows|violates|contradicts|fails|ignores|because|since|as|too|also|only|then|not|but)$"
 )
-"""Words after a letter "A" at the beginning of a sentence. Before any other word, "A" is an article."""
+"""The words that may follow a letter "A" at the beginning of a sentence if the letter names an option. Before any other
+word, "A" is an article."""
 
 
 def _leads(text: str, match: re.Match[str]) -> bool:

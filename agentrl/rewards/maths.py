@@ -1,4 +1,4 @@
-"""Mathematics: a process with a deadline reads and compares the answer."""
+"""Rewards for mathematics. A process with a deadline reads and compares the answer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def is_same(answer: str, labels: list[str], *, seconds: float = SECONDS) -
 
 
 def right_answers(label: JSON) -> list[str]:
-    r"""The right answers of a label, without \boxed{}."""
+    r"""The right answers of a label. Of a text with \boxed{}, the content of the box."""
     return [boxed(right) or "" if "\\boxed" in right else right for right in targets(label)]
 
 
@@ -48,7 +48,7 @@ class _MathGrader(Grader):
 
 
 class Math(_MathGrader):
-    r"""1 if the last \boxed{} of the answer equals the label, else 0."""
+    r"""The reward is 1 if the last \boxed{} of the answer equals the label, else 0."""
 
     async def grade(self, output: ModelOutput) -> float:
         answer = boxed(output.answer)
@@ -56,7 +56,7 @@ class Math(_MathGrader):
 
 
 class Deepscaler(Math):
-    r"""As Math, but 0 without a finished thought. "###Response" ends a thought, too."""
+    """The reward is as with Math, but 0 for an answer without a finished thought. "###Response" ends a thought, too."""
 
     async def grade(self, output: ModelOutput) -> float:
         if not (output.thought or "###Response" in output.answer):
@@ -65,7 +65,8 @@ class Deepscaler(Math):
 
 
 class Dapo(_MathGrader):
-    r"""1 if the last line "Answer: ..." equals the label, else -1. `box`: the last \boxed{} is read instead."""
+    r"""The reward is 1 if the last line "Answer: ..." equals the label, else -1. `box`: the last \boxed{} is read
+    instead."""
 
     def __init__(self, *, box: bool = False) -> None:
         self.box = box
@@ -77,7 +78,7 @@ class Dapo(_MathGrader):
 
 
 def stated(text: str) -> str | None:
-    r"""The text after the last "Answer:", without $ and \boxed{}."""
+    r"""The text after the last "Answer:", without $ and \boxed{}. None without such a text."""
     matches = _STATED.findall(text[-LONGEST:])
     if not matches:
         return None

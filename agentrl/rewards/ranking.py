@@ -1,4 +1,4 @@
-"""Rankings in text: the judge's prompt, the judge's answer, and the agreement of two rankings."""
+"""Rankings of episodes by a judge: the prompts, the reading of a ranking, and the agreement of two rankings."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def judge_prompt(
     reference: str,
     example: Sequence[str],
 ) -> str:
-    """The judge's prompt. No text may hold `mark`, so that no text can end its quotation. `example`: the names in any
-    order."""
+    """The judge's prompt. `mark` ends the quotation of each text, so no text may contain the mark. `example` has the
+    names in any order."""
     quoted = _quoted(attempts, names, mark, task, reference)
     return _PROMPT.format(count=len(attempts), mark=mark, rubric=rubric, example=" > ".join(example), **quoted)
 
 
 def pair_prompt(attempts: Sequence[str], *, mark: str, rubric: str, task: str, reference: str) -> str:
-    """The judge's prompt for two attempts, A and B. `mark` as in `judge_prompt`."""
+    """The judge's prompt for two attempts, A and B. `mark` is as in `judge_prompt`."""
     return _PAIR.format(mark=mark, rubric=rubric, **_quoted(attempts, "AB", mark, task, reference))
 
 
@@ -78,7 +78,7 @@ def _quoted(attempts: Sequence[str], names: Sequence[str], mark: str, task: str,
 
 def attempt_text(output: ModelOutput, most: int) -> str:
     """The text of an episode for a judge: turns without thoughts, the observation after each turn, and the answer
-    unless the last turn holds it. Of more than `most` characters, the middle is left out."""
+    unless the last turn holds it. If the text has more than `most` characters, its middle is left out."""
     turns = [without_thought(turn)[0] for turn in output.turns]
     parts = list[str]()
     for turn, observed in zip_longest(turns, output.observed[: len(turns)], fillvalue=""):
@@ -92,13 +92,13 @@ def attempt_text(output: ModelOutput, most: int) -> str:
 
 
 def plain(text: str) -> str:
-    """The text with a space in each special token of common templates: a server could read such a token as the end of a
-    message."""
+    """The text with a space in each special token of common templates. A server could take such a token for the end of
+    a message."""
     return _SPECIAL.sub(r"\g<0> ", text)
 
 
 def task_text(prompt: JSON) -> str:
-    """A task's prompt as text: messages with their roles."""
+    """The prompt of a task as text. Messages are written with their roles."""
     if isinstance(prompt, str) or not isinstance(prompt, Sequence):
         return plain(str(prompt))
     messages = [message for message in prompt if isinstance(message, Mapping)]
@@ -107,9 +107,10 @@ def task_text(prompt: JSON) -> str:
 
 
 def read_ranking(reply: str, names: Sequence[str]) -> dict[str, float] | None:
-    """The rewards in the last line `RANKING: B > A = C`: 1 for the best, 0 for the worst, equal for equal ones.
+    """Name -> reward, from the last line such as `RANKING: B > A = C`. The best gets 1, the worst 0; equal names get
+    equal rewards.
 
-    Their mean is always 0.5. None unless the line holds each name exactly once. Thoughts do not count.
+    The mean of the rewards is always 0.5. None unless the line has each name exactly once. Thoughts do not count.
     """
     lines = _LINE.findall(split_thoughts(reply, WRITTEN)[1])
     if not lines:

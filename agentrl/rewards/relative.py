@@ -35,32 +35,32 @@ log = logging.getLogger("agentrl")
 
 _TRIES = 2
 _KEPT = 4096
-"""The number of cached verdicts."""
+"""The most verdicts in the cache."""
 _Wins: TypeAlias = Mapping[tuple[str, str], float]
 """(text A, text B) -> the probability that A is better, from 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """The judge's verdict on different texts."""
+    """The judge's verdict on the different texts of a group."""
 
     wins: _Wins | None
-    """None if no answer could be used."""
+    """The results of the comparisons. None if the judge gave no usable response."""
     tokens: float = 0.0
     agreement: float | None = None
-    """Kendall's tau of two verdicts on the same texts in different orders, if there were two."""
+    """Kendall's tau of two verdicts on the same texts in different orders. None if there was only a single verdict."""
     unusable: float = 0.0
-    """The share of questions without a usable answer, if the judge was asked about pairs."""
+    """The share of the judge's responses that were not usable, if the judge compared pairs."""
 
 
 class RelativeJudge(GroupGrader):
     """Rewards from 0 (worst) to 1 (best) by a model that ranks the episodes of a group, as in ART's RULER.
 
     The prompt holds the task, the label if the task has a label, and the episodes in random order. Equal episodes
-    appear once and earn the same reward. Without `base_url` and `model`, the model in training is the judge. After an
-    answer without a ranking the judge is asked a second time, in a different order. If the second answer has no
-    ranking, all episodes of the group get 0.5, so the group teaches nothing. Verdicts are cached by the content of the
-    prompt.
+    appear once and earn the same reward. Without `base_url` and `model`, the model in training is the judge. After a
+    response without a ranking the judge is asked a second time, with the episodes in a different order. If the second
+    response has no ranking, all episodes of the group get 0.5, so the group teaches nothing. Verdicts are cached by the
+    content of the prompt.
 
     With `pairs`, the judge compares every two different episodes in both orders, and the log-odds of the two possible
     answers are read (pairwise ranking prompting, arXiv 2306.17563). The mean over both orders cancels a preference for
@@ -68,12 +68,12 @@ class RelativeJudge(GroupGrader):
     group of n episodes needs n * (n - 1) prompts.
 
     Parts of the reward: `judge_tokens` (the episode's share), `judge_unusable` (the share of questions without a usable
-    answer), and `judge_agreement` in groups that were judged twice (Kendall's tau of both rankings). `Env.score` is
+    response), and `judge_agreement` in groups that were judged twice (Kendall's tau of both rankings). `Env.score` is
     still called: its value is the part `score`, and the reward of held-out episodes.
     """
 
     relative = True
-    """Scores of different groups cannot be compared, so held-out episodes are scored by `Env.score`."""
+    """Whether rewards of different groups cannot be compared. If so, held-out episodes are scored by `Env.score`."""
 
     def __init__(
         self,
@@ -90,8 +90,8 @@ class RelativeJudge(GroupGrader):
         retries: int = 3,
         options: Mapping[str, JSON] | None = None,
     ) -> None:
-        """`twice` is the share of groups that are ranked in two orders; their rewards are the mean of both. Pairs are
-        always compared in both orders.
+        """`twice` is the share of groups that are ranked in two orders; the rewards of such a group are the mean of
+        both rankings. Pairs are always compared in both orders.
 
         `characters` bounds the text of an episode. `options` are added to the request: {"temperature": 0} by default.
         The API key is read from the environment variable `key`. Raises ConfigError.
@@ -137,7 +137,7 @@ class RelativeJudge(GroupGrader):
         return [Reward(reward, parts) for reward in _mean_wins(texts, verdict.wins)]
 
     async def _verdict(self, attempts: _Attempts, judge: Any) -> _Verdict:
-        """The verdict on the texts. A cached verdict counts no tokens."""
+        """The verdict on the texts. A cached verdict has no cost in tokens."""
         if len(attempts.texts) < 2:
             return _Verdict({})
         if (cached := self._verdicts.get(attempts.key)) is not None:
@@ -152,7 +152,7 @@ class RelativeJudge(GroupGrader):
         return verdict
 
     async def _rank(self, attempts: _Attempts, judge: AsksMessages) -> _Verdict:
-        """Ask for rankings, each time in a new order, until enough are usable."""
+        """Ask the judge for rankings, each time with the texts in a new order, until enough rankings are usable."""
         needed = 1 + (random.Random(f"{attempts.key}/twice").random() < self.twice)
         rankings, tokens = list[_Wins](), 0.0
         for attempt in range(_TRIES * needed):
@@ -169,7 +169,8 @@ class RelativeJudge(GroupGrader):
     async def _rank_once(
         self, attempts: _Attempts, seed: str, judge: AsksMessages
     ) -> tuple[Mapping[str, float] | None, float]:
-        """The reward of each text, or None for an answer without a ranking, and the number of tokens."""
+        """Ask the judge for a ranking. Returns text -> reward, or None for a response without a ranking, and the number
+        of tokens."""
         order = random.Random(f"{seed}/order").sample(attempts.texts, len(attempts.texts))
         names = [f"E{number}" for number in range(1, len(order) + 1)]
         example = random.Random(f"{seed}/example").sample(names, len(names))
@@ -185,7 +186,7 @@ class RelativeJudge(GroupGrader):
         return rewards and {text: rewards[name] for text, name in zip(order, names, strict=True)}, _cost(answer.usage)
 
     async def _compare(self, attempts: _Attempts, judge: PrefersAnswers) -> _Verdict:
-        """Compare every two texts, each pair in both orders. A pair without two usable answers is a draw."""
+        """Let the judge compare every two texts in both orders. A pair without two usable responses is a draw."""
         orders = list(permutations(attempts.texts, 2))
         prompts = [pair_prompt(pair, **attempts.around(attempts.key)) for pair in orders]
         preferences = await judge.prefer([[{"role": "user", "content": prompt}] for prompt in prompts], "A", "B")
@@ -198,13 +199,13 @@ class RelativeJudge(GroupGrader):
 
 @dataclass(frozen=True, slots=True)
 class _Attempts:
-    """The different texts of a group, for a judge."""
+    """The different texts of a group's episodes, and the other content of the judge's prompts."""
 
     rubric: str
     output: ModelOutput
-    """The output of any episode of the group: the prompt and the label describe the task."""
+    """The output of any episode of the group. The prompt and the label describe the task."""
     texts: Sequence[str]
-    """All different, in alphabetical order."""
+    """The different texts, in alphabetical order."""
 
     @property
     def key(self) -> str:
@@ -212,7 +213,7 @@ class _Attempts:
         return hashlib.sha256(content(parts).encode()).hexdigest()
 
     def around(self, seed: str) -> Mapping[str, str]:
-        """The other fields of a prompt. The seed determines the mark."""
+        """The arguments of a prompt besides the texts. `seed` determines the mark that ends quotations."""
         return {
             "mark": hashlib.sha256(f"{seed}/mark".encode()).hexdigest()[:8],
             "rubric": self.rubric,
@@ -222,7 +223,8 @@ class _Attempts:
 
 
 def _verdict_of(attempts: _Attempts, odds: _Wins, tokens: float) -> _Verdict:
-    """The verdict of comparisons. `odds`: (text A, text B) -> log-odds that A is better, for usable answers."""
+    """The verdict of comparisons of pairs. `odds` has the usable responses: (text A, text B) -> log-odds that A is
+    better."""
     rng = random.Random(f"{attempts.key}/order")
     pairs = [pair if rng.random() < 0.5 else pair[::-1] for pair in combinations(attempts.texts, 2)]
     usable = [(a, b) for a, b in pairs if (a, b) in odds and (b, a) in odds]
@@ -240,13 +242,13 @@ def _cost(usage: Mapping[str, float]) -> float:
 
 
 def _wins_of(log_odds: _Wins) -> _Wins:
-    """The probabilities to win of both texts of each pair, from the log-odds of the first text."""
+    """The probability to win of each text of a pair, from the log-odds of the first text."""
     sure = {pair: 1 / (1 + math.exp(-value)) for pair, value in log_odds.items()}
     return {**sure, **{(b, a): 1 - value for (a, b), value in sure.items()}}
 
 
 def _wins_by(rewards: Mapping[str, float]) -> _Wins:
-    """Who wins by a ranking: 1, 0, or 0.5 for equals."""
+    """The results of a ranking: 1 for the better text of a pair, 0 for the worse, 0.5 for equal texts."""
     return {
         (a, b): ((rewards[a] > rewards[b]) - (rewards[a] < rewards[b]) + 1) / 2 for a, b in permutations(rewards, 2)
     }
@@ -257,7 +259,7 @@ def _agreement(texts: Sequence[str], first: _Wins, second: _Wins) -> float:
 
 
 def _mean_wins(texts: Sequence[str], wins: _Wins | None) -> list[float]:
-    """The reward of each episode: the mean chance to win against the other episodes. Episodes may share a text."""
+    """The reward of each episode: its mean probability to win against the other episodes. Episodes may share a text."""
     if wins is None or len(texts) < 2:
         return [0.5] * len(texts)
     counts = Counter(texts)

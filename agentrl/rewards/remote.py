@@ -1,4 +1,4 @@
-"""A reward model over HTTP, with slime's wire format."""
+"""A reward model over HTTP, with the requests and responses of slime's `--rm-type remote_rm`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from agentrl.trajectory.model_output import ModelOutput
 from agentrl.types import JSON, Reward
 
 _LINGER_S = 0.01
-"""The seconds that a batch waits for more requests."""
+"""The seconds that a batch waits for further requests."""
 
 
 class RemoteReward(Grader):
-    """Asks a server for the reward. The body is `{"prompt", "response", "label"}`, or a list of up to `batch` such
-    objects.
+    """Asks a server for the reward. The body of a request is `{"prompt", "response", "label"}`, or a list of up to
+    `batch` such objects.
 
-    The response is the model's text. The server answers with a number, or with a mapping of "score" or "reward" and
-    other numbers, the parts. A batch is answered with a list. Without a `url`, slime's --rm-url is used.
+    `response` is the model's text. The server returns a number, or a mapping with the number as "score" or "reward",
+    and with other numbers, the parts of the reward. For a list of objects, the server returns a list. Without a `url`,
+    slime's --rm-url is used.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class RemoteReward(Grader):
 
 
 def read_grade(answer: JSON, url: str) -> Grade:
-    """The reward in a server's answer. Raises InfraError for an answer without a finite number."""
+    """The reward in the server's response. Raises InfraError for a response without a finite number."""
     mapping = answer if isinstance(answer, Mapping) else {}
     value = next((mapping[key] for key in ("score", "reward") if key in mapping), None) if mapping else answer
     if isinstance(value, bool | int | float) and math.isfinite(value):

@@ -24,7 +24,7 @@ _PASSAGES = re.compile(r"<information>(.*?)</information>", re.DOTALL)
 
 @dataclass(frozen=True)
 class SearchR1(Grader):
-    """Exact match of the last <answer>, shaped by the format and by the passages found.
+    """Exact match of the last <answer>, shaped by the format and by the passages that the searches returned.
 
     | answer | format holds | format is broken |
     |---|---|---|
@@ -32,7 +32,8 @@ class SearchR1(Grader):
     | wrong | structure (+ retrieval, if a passage holds a right answer) | final |
     | none | the same | 0 |
 
-    The format: each turn is a thought and a search, answered by one <information>; the last is a thought and an answer.
+    In the format, each turn is a thought and a search, followed by a single <information>. The last turn is a thought
+    and an answer.
     """
 
     structure: float = 0.0
@@ -74,5 +75,5 @@ def has_format(output: ModelOutput) -> bool:
 
 
 def passages(output: ModelOutput) -> list[str]:
-    """The text in the <information> tags of the observations. Tags in the model's turns do not count."""
+    """The texts in <information> tags of the observations. Tags in the model's turns do not count."""
     return [passage for text in output.observed for passage in _PASSAGES.findall(text)]

@@ -1,4 +1,4 @@
-"""Short answers: exact match, containment and F1 over words."""
+"""Rewards for short answers: exact match, containment and F1 over words."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _MEANT = re.compile(
     r"(?<![^\W\d_])(?<!\d)-(?=\d)|(?<=\d)[.,:/+*^=-](?=\d)|(?<=\w)[<>](?=\w)|(?<![\w.])\.(?=\d)|(?<![\w\"'/])[<>](?=\s?\d)"
     r"|(?<=\w)(?:\+\+?|\#)(?!\w)|(?:(?<=\b[a-z])|(?<=\b[a-z]{2}))-(?!\S)"
 )
-"""Marks that change a meaning: a sign, marks between digits, before the first digit or behind a word (C++, C#, O-)."""
+"""Marks that change a meaning: a minus sign, marks between digits, before the first digit or after a word (C++, C#,
+O-)."""
 _DASHES = str.maketrans(dict.fromkeys("‐‑‒–—−", "-"))
 _HIDDEN = {mark: chr(0xE000 + i) for i, mark in enumerate("-.,:/+*^=<>#")}
 _BACK = str.maketrans({hidden: mark for mark, hidden in _HIDDEN.items()})
@@ -38,7 +39,7 @@ def normalise(text: str) -> str:
 
 
 def _unmarked(text: str) -> str:
-    """As `normalise`, with articles."""
+    """The text as by `normalise`, but with articles."""
     text = unicodedata.normalize("NFC", text[:LONGEST]).lower().translate(_DASHES)
     if not text.isascii():
         text = "".join(str(unicodedata.decimal(sign)) if sign.isdecimal() else sign for sign in text)
@@ -53,12 +54,12 @@ def _is_mark(sign: str) -> bool:
 
 
 def is_match(answer: str, rights: list[str]) -> bool:
-    """Whether the answer equals a right answer. Equal texts match, even texts of punctuation alone."""
+    """Whether the answer equals a right answer. Texts of punctuation alone match, too, if they are equal."""
     return any(_is_same(answer, right) for right in rights)
 
 
 def _is_same(answer: str, right: str) -> bool:
-    """Whether two texts are equal. Articles count if the right text has only articles."""
+    """Whether two texts are equal. Articles count only if the right text has nothing but articles."""
     if answer.strip() == right.strip():
         return bool(right.strip())
     if target := normalise(right):
@@ -73,7 +74,8 @@ def is_within(text: str, rights: list[str]) -> bool:
 
 
 def _is_named(text: str, right: str) -> bool:
-    """Whether an article or punctuation occurs as an answer: the A of "it is A", but not the "a" of "it is a dog"."""
+    """Whether a right answer that is an article or punctuation occurs as an answer: the A of "it is A", but not the "a"
+    of "it is a dog"."""
     if not (right := right.strip()):
         return False
     for match in re.finditer(rf"(?<![\w'’-]){re.escape(right)}(?![\w'’+#-])", text, re.IGNORECASE):
@@ -108,21 +110,23 @@ class _TextGrader(Grader):
 
 
 class Em(_TextGrader):
-    r"""1 if the answer equals a right answer, else 0. `box`: the content of the last \boxed{} is the answer."""
+    r"""The reward is 1 if the answer equals a right answer, else 0. `box`: the content of the last \boxed{} is the
+    answer."""
 
     async def grade(self, output: ModelOutput) -> float:
         return float(is_match(self.answer(output), targets(output.label)))
 
 
 class SubEm(_TextGrader):
-    """1 if a right answer occurs in the answer as whole words, else 0. Long answers profit: prefer `em`."""
+    """The reward is 1 if a right answer occurs in the answer as whole words, else 0. Long answers profit: prefer
+    `em`."""
 
     async def grade(self, output: ModelOutput) -> float:
         return float(is_within(self.answer(output), targets(output.label)))
 
 
 class F1(_TextGrader):
-    """The best F1 over the right answers."""
+    """The reward is the best F1 over the right answers."""
 
     async def grade(self, output: ModelOutput) -> float:
         answer = self.answer(output)

@@ -1,4 +1,4 @@
-"""Processes for graders that block, loop or crash. Each job has a deadline, at which the process is killed.
+"""Processes for graders that block, loop or crash. Each call has a deadline, at which the process is killed.
 
 A thread cannot be stopped, and a signal does not interrupt sympy inside a power of two large integers. So only the
 death of a process ends such a grader. The processes start as a script, because `multiprocessing` would fork a program
@@ -23,17 +23,17 @@ from agentrl.errors import AgentRLError, InfraError
 from agentrl.types import JSON
 
 _START_S = 120.0
-"""Seconds to start a process and to import the grader."""
+"""The most seconds to start a process and to import the grader."""
 _MOST = 8
 _SCRIPT = Path(__file__).with_name("_worker.py")
 
 
 class GraderError(AgentRLError):
-    """A grader in a process has a bug. The message is the exception's message."""
+    """A grader in a process has a bug. The message is that of the grader's exception."""
 
 
 class ProcessPool:
-    """Up to `size` processes, started on demand. They serve any number of event loops and threads."""
+    """Up to `size` processes, started on demand. Any number of event loops and threads may use the pool."""
 
     def __init__(self, size: int | None = None) -> None:
         self.size = size or min(_MOST, os.cpu_count() or 1)
@@ -44,8 +44,8 @@ class ProcessPool:
         self._closed = False
 
     async def run(self, function: str, *args: JSON, seconds: float) -> JSON:
-        """The result of the function at `package.module:name`, called in a process. The wait for a process is not
-        counted.
+        """Call the function at `package.module:name` in a process, and return its result. The wait for a free process
+        is not counted.
 
         Raises TimeoutError after `seconds`, InfraError if the process died, GraderError for any other exception. The
         process is killed and replaced at the deadline, and when the caller is cancelled.
@@ -64,7 +64,7 @@ class ProcessPool:
             return [process.pid for process in self._all]
 
     def close(self) -> None:
-        """Kill all processes. Running jobs raise InfraError."""
+        """Kill all processes. Running calls raise InfraError."""
         with self._lock:
             self._closed, processes = True, list(self._all)
         for process in processes:
@@ -109,7 +109,7 @@ class ProcessPool:
 
 
 class _ProcessJob:
-    """A call. Another thread may cancel the call while it runs."""
+    """A call of a function in a process. Another thread may cancel the running call."""
 
     def __init__(self, function: str, args: Sequence[JSON], seconds: float) -> None:
         place, _, name = function.rpartition(":")
@@ -161,7 +161,7 @@ class _ProcessJob:
 
 
 class _Process(ChildProcess):
-    """A worker process."""
+    """A process of the pool, with the connection to it."""
 
     def __init__(self) -> None:
         path = os.pathsep.join(map(os.path.abspath, sys.path))
@@ -170,7 +170,7 @@ class _Process(ChildProcess):
 
 @cache
 def shared() -> ProcessPool:
-    """The processes, shared by all graders of this program."""
+    """The process pool that all graders of this program share."""
     workers = ProcessPool()
     atexit.register(workers.close)
     return workers

@@ -1,4 +1,4 @@
-"""Rollouts: where tasks come from, groups of episodes, and evaluation."""
+"""Rollouts: the sources of tasks, groups of episodes, and evaluation."""
 
 from __future__ import annotations
 

@@ -22,12 +22,12 @@ from agentrl.slime.task import from_sample, metadata_of, template_kwargs
 
 
 async def adapt(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
-    """Play an episode for slime and write the result into `sample`, for every end of the episode.
+    """Play an episode for slime, and write its result into `sample`, however the episode ends.
 
-    An aborted sample continues where it stopped if its parked state still exists. A broken environment gives a masked,
-    removed sample with the cause in metadata["agentrl"]. Under `thinking: strip`, and for an AgentEnv where slime's
-    flags allow lists, training gets a list with a sample for each segment. An aborted episode is a single sample, which
-    slime can send again. `args` and `sampling_params` are not changed.
+    An aborted sample continues where it stopped if the saved state of its episode still exists. If the environment
+    fails, the sample is masked and removed, with the cause in metadata["agentrl"]. Under `thinking: strip`, and for an
+    AgentEnv where slime's flags allow lists, training gets a list with a sample for each segment. An aborted episode is
+    a single sample, which slime can send again. `args` and `sampling_params` are not changed.
 
     Raises ConfigError and TemplateError, which would break every sample, and passes on cancellation. Some rollouts
     swallow exceptions. So after an error each sample carries the error, and ends the run (see `fatal`).
@@ -59,12 +59,13 @@ async def adapt(args: Any, sample: Any, sampling_params: dict[str, Any], evaluat
 
 
 adapt.abort_mode = "server"  # type: ignore[attr-defined]
-"""slime 0.4 (rollout/sglang_rollout.py) then aborts the engine's requests and awaits `adapt`, which parks the episode.
-Under "request" slime cancels the call, and the episode restarts."""
+"""How slime 0.4 (rollout/sglang_rollout.py) aborts this function. server: slime aborts the engine's requests and awaits
+`adapt`, which saves the state of the episode. request: slime cancels the call, and the episode restarts."""
 
 
 def _for_group_model(flags: HostArgs, samples: Any) -> Any:
-    """The samples in the form for the host's reward model of groups."""
+    """The samples for the reward model of groups of slime or miles. A reward that this model would refuse is moved
+    aside."""
     for sample in flat_samples(samples) if flags.group_rm else ():
         if refuses_rewards(sample):
             set_reward_aside(sample)
@@ -83,10 +84,11 @@ class _AdaptCall:
     aborted: Any
     """slime's abort flag; None outside of slime."""
     holds_ended: bool = False
-    """Whether an episode that ends during slime's abort returns as aborted, and is handed over next time."""
+    """Whether an episode that ends during slime's abort is returned as aborted now, and as ended when slime sends the
+    sample again."""
 
     def check_flags(self) -> None:
-        """Refuse flags and samples that agentrl or slime cannot handle."""
+        """Raises ConfigError for flags and samples that agentrl or slime cannot handle."""
         if not self.evaluation:
             self.config.check_fan_out(self.flags, takes_lists=takes_lists(self.flags, self.sample))
             distill.check_flags(self.flags, self.sample)
@@ -117,7 +119,7 @@ class _AdaptCall:
         return await self._ship(sample, episode, segments=segments)
 
     async def _play_seats(self, request: SampleRequest) -> Any:
-        """Return a sample for each seat of the policy."""
+        """Play an episode with seats. Returns a sample for each seat of the policy."""
         if self.config.workers:
             raise ConfigError(f"{seats.NOT_IN_WORKERS.format(request.env.__name__)}; write workers: 0")
         episodes = await play_seats(request, self.aborted)
@@ -145,6 +147,7 @@ class _AdaptCall:
         )
 
     def _agent_fans_out(self) -> bool:
-        """Whether each segment of an agent becomes a sample. Otherwise the main line is the sample."""
+        """Whether each segment of an agent's episode becomes a sample. Otherwise only the main conversation is the
+        sample."""
         problems = fan_out_problems(self.flags, takes_lists=takes_lists(self.flags, self.sample))
         return hasattr(self.sample, "rollout_id") and not problems

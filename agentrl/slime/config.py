@@ -1,4 +1,4 @@
-"""The configuration of `adapt`: the keys of every host, and the settings that follow from slime's flags."""
+"""The configuration of `adapt`: the keys that all trainers share, and the settings that follow from slime's flags."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["CONFIG_FILE_VARIABLE", "SlimeConfig", "fan_out_problems"]
 log = logging.getLogger("agentrl")
 
 _KEPT = 16
-"""Number of cached configurations. A run has one."""
+"""The number of configurations in the cache. A run has a single configuration."""
 
 
 class SlimeConfig(HostedConfig):
@@ -33,16 +33,19 @@ class SlimeConfig(HostedConfig):
     """
 
     max_new_tokens: Literal["episode", "turn"] = "episode"
-    """slime's --rollout-max-response-len limits the whole response, as in slime itself, or each turn."""
+    """The tokens that slime's --rollout-max-response-len limits. episode: the tokens of the whole response, as in slime
+    itself. turn: the tokens of each turn."""
     staleness: int = Field(default=2, ge=1)
-    """With `agentrl.slime.generate_rollout_fully_async`: how many rollouts ago a group may have been begun."""
+    """With `agentrl.slime.generate_rollout_fully_async`: the most rollouts between the beginning of a group and its
+    training."""
     stale: Literal["drop", "mask"] = "drop"
-    """The treatment of groups that were begun too early: dropped and counted, or trained unchanged."""
+    """The treatment of groups that began too many rollouts ago. drop: the group is dropped, and counted. mask: the
+    group is trained unchanged."""
     workers: int = Field(default=0, ge=0)
-    """Processes that play the episodes: 0 for slime's rollout manager. In a Ray cluster they are actors, with one CPU
-    each, on any node; without Ray, processes of this machine."""
+    """The number of processes that play the episodes. 0: slime's rollout manager plays the episodes. In a Ray cluster
+    the processes are actors, with one CPU each, on any node. Without Ray they are processes of this machine."""
     numerics: NumericsConfig = NumericsConfig()
-    """When `agentrl.slime.watch_log_probs` warns, and when it stops the run."""
+    """The limits at which `agentrl.slime.watch_log_probs` warns, and stops the run."""
 
     @model_validator(mode="before")
     @classmethod
@@ -61,7 +64,7 @@ class SlimeConfig(HostedConfig):
         """Find and validate the configuration. Without a configuration, all keys have their defaults. Raises
         ConfigError.
 
-        slime's hooks call this at every sample, so the parsed configuration is cached.
+        slime's hooks call this method for every sample, so the configuration is cached.
         """
         where, settings = "the key 'agentrl' of --custom-config-path", HostArgs.of(args).agentrl
         if settings is None:
@@ -74,7 +77,8 @@ class SlimeConfig(HostedConfig):
         return cast(Self, _parsed[key])
 
     def env_path(self, metadata: Mapping[str, JSON]) -> str:
-        """The path of the Env for a row. Raises ConfigError if neither the row nor the configuration names an Env."""
+        """The path of the Env for a row with this metadata. Raises ConfigError if neither the row nor the configuration
+        names an Env."""
         path = metadata.get("env") or self.env
         if path is None:
             raise ConfigError(
@@ -110,8 +114,8 @@ class SlimeConfig(HostedConfig):
         return dict(HostArgs.of(args).apply_chat_template_kwargs or {}) if arguments is None else dict(arguments)
 
     def reward_function(self) -> RewardFn | None:
-        """The function that replaces `Env.score`. Raises ConfigError, also for a function of groups: slime has the
-        groups."""
+        """The function that replaces `Env.score`. Raises ConfigError, also for a reward function of groups: under
+        slime, only slime has the whole groups."""
         reward = super().reward_function()
         if hasattr(reward, "of_group"):
             path = str(self.reward).replace(".py:", ".").replace("/", ".").replace(":", ".")
@@ -122,12 +126,12 @@ class SlimeConfig(HostedConfig):
         return reward
 
     def check_fan_out(self, flags: HostArgs, *, takes_lists: bool) -> None:
-        """Raises ConfigError where episodes become several samples and a flag of slime forbids fan-outs."""
+        """Raises ConfigError if episodes become several samples, and a flag of slime forbids that."""
         if self.thinking == "strip" and (problems := fan_out_problems(flags, takes_lists=takes_lists)):
             raise ConfigError(f"thinking: strip gives several samples of one episode: {'; '.join(problems)}")
 
     def slime_options(self, args: Any, sampling_params: Mapping[str, Any], *, evaluation: bool) -> EpisodeOptions:
-        """The options of an episode, with the limits from slime's flags."""
+        """The options of an episode. The limits come from slime's flags."""
         flags, params = HostArgs.of(args), dict(sampling_params)
         context = (flags.eval_max_context_len if evaluation else None) or flags.rollout_max_context_len
         budget = "tokens" if self.max_new_tokens == "episode" else "max_tokens_per_turn"
@@ -146,7 +150,7 @@ def _warn_of_other_engine(engine: str, router: str) -> None:
 
 
 def is_loopback(url: str | None) -> bool:
-    """Whether only programs of the same machine reach this URL."""
+    """Whether a URL can be reached only from the same machine."""
     host = urlsplit(url or "").hostname or ""
     return host in ("localhost", "::1") or host.startswith("127.")
 
@@ -155,9 +159,9 @@ _parsed: dict[tuple[type[SlimeConfig], str, str], SlimeConfig] = {}
 
 
 def fan_out_problems(args: Any, *, takes_lists: bool) -> list[str]:
-    """The flags that fail where a call returns a list of samples, each with its remedy.
+    """The flags that fail if a call returns a list of samples, each with the remedy.
 
-    `takes_lists`: whether the rollout function takes lists; see `host.takes_lists`.
+    `takes_lists`: whether the rollout function accepts lists; see `host.takes_lists`.
     """
     flags = HostArgs.of(args)
     problems = []

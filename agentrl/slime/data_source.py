@@ -35,23 +35,24 @@ _LIVING: weakref.WeakSet[DataSource] = weakref.WeakSet()
 
 @dataclass(slots=True)
 class _HandedOut:
-    """A group that slime has."""
+    """A group of samples that slime has got, and has not shipped to the trainer."""
 
     group: PendingGroup
     since: int
-    """How many rollouts had been shipped by then."""
+    """The number of rollouts that had been shipped when slime got the group."""
     playing: int = 0
-    """Samples of the group that `adapt` plays now."""
+    """The number of the group's samples that `adapt` plays now."""
 
 
 class DataSource:
-    """slime's data source. Saved with slime's checkpoints. Knows the untrained prompts.
+    """A data source for slime that knows the untrained prompts. The state of the source is saved with slime's
+    checkpoints.
 
     The data stays on disk, and is read by slime's flags (--prompt-data, --input-key, ...). Groups have slime's numbers.
-    `shipped` reports the groups that a rollout has given to the trainer: `agentrl.slime.log_rollout` calls it, and so
-    do agentrl's rollout functions. After a restart, groups that the checkpoint's rollouts have not shipped are handed
-    out again: groups in flight, groups that waited with their tokens, and groups of later rollouts. Without `shipped`,
-    every group that was handed out and not added again counts as trained, as in slime.
+    A group is shipped when a rollout has given the group to the trainer. `agentrl.slime.log_rollout` and agentrl's
+    rollout functions call `shipped` to report such groups. After a restart, groups that the checkpoint's rollouts have
+    not shipped are handed out again: groups in flight, groups that waited with their tokens, and groups of later
+    rollouts. Without `shipped`, every group that was handed out and not added again counts as trained, as in slime.
 
     slime's synchronous rollout forgets unshipped groups, so they are handed out again at once. A user's rollout
     function may play ahead. Its behaviour shows this: an episode is played while a rollout is shipped, or a shipped
@@ -66,7 +67,7 @@ class DataSource:
         self._lock = threading.RLock()
         self._size = self.flags.n_samples_per_prompt
         self.dataset = _tasks(self.flags)
-        """The prompts, by row."""
+        """Row -> the task of the row."""
         stream = TaskStream(self.dataset, self.flags.rollout_seed, shuffle=self.flags.rollout_shuffle)
         self._tokenizer = self._load_tokenizer()
         if self.flags.rollout_max_prompt_len is not None:
@@ -75,13 +76,14 @@ class DataSource:
             stream, self._size, policy=self._filter(), args=args, journal=self._open_journal(), keeps_episodes=False
         )
         self._out: dict[int, _HandedOut] = {}
-        """Groups in slime's hands, by number."""
+        """Number of a group -> the group, for groups that slime has got and not shipped."""
         self._shipped: dict[int, list[PendingGroup]] = {}
-        """Groups in the trainer's hands, by rollout, until a checkpoint holds their update."""
+        """Rollout -> the groups shipped by the rollout, until a checkpoint contains their update."""
         self._shipped_in: dict[int, int] = {}
-        """The rollout that shipped a group, by the group's number."""
+        """Number of a group -> the rollout that shipped the group."""
         self._forgotten: set[int] = set()
-        """Numbers of groups that are handed out again although the rollout function did not return them."""
+        """The numbers of groups that are handed out again because the rollout function seems to have forgotten these
+        groups."""
         self._rollouts = 0
         self._plays_ahead = self.flags.plays_ahead
         self._notified = False
@@ -89,7 +91,8 @@ class DataSource:
         _LIVING.add(self)
 
     def get_samples(self, num_samples: int) -> list[list[Any]]:
-        """`num_samples` groups of samples: returned groups first, by --buffer-filter-path, then fresh groups."""
+        """`num_samples` groups of samples. Returned groups come first, in the order of --buffer-filter-path, then fresh
+        groups."""
         with self._lock:
             taken = [group for group in (self._buffer.take() for _ in range(num_samples)) if group is not None]
             for group in taken:
@@ -98,7 +101,7 @@ class DataSource:
             return [list(group.members) for group in taken]
 
     def add_samples(self, samples: list[list[Any]]) -> None:
-        """Take groups back. They are handed out again with their present content.
+        """Take groups back. These groups are handed out again with their present content.
 
         Raises ConfigError for an incomplete group, and for a group of another data source.
         """
@@ -142,8 +145,7 @@ class DataSource:
                 self._rollouts += 1
 
     def _new_numbers(self, rollout_id: int, samples: Sequence[Any]) -> list[int]:
-        """The numbers of the groups that are shipped for the first time. Samples of other data sources have no
-        number."""
+        """The numbers of the groups that are shipped for the first time. Samples of other data sources do not count."""
         counts = Counter(map(id, samples))
         if (double := next((sample for sample in samples if counts[id(sample)] > 1), None)) is not None:
             raise ConfigError(
@@ -163,20 +165,22 @@ class DataSource:
         return new
 
     def _waiting_again(self, number: int) -> PendingGroup | None:
-        """A waiting group that was wrongly taken for forgotten."""
+        """The group with this number, if the group waits to be handed out again after being wrongly taken for
+        forgotten."""
         if number not in self._forgotten:
             return None
         return next((group for group in self._buffer.waiting if group.number == number), None)
 
     def drop(self, samples: Any, reason: str) -> None:
-        """These groups will not be trained, and are not handed out again. `reason` is a word or two, like "stale"."""
+        """Drop groups that will not be trained: they are not handed out again. `reason` is a word or two, such as
+        "stale"."""
         with self._lock:
             for number in dict.fromkeys(sample.group_index for sample in flat_samples(samples)):
                 if (entry := self._out.pop(number, None)) is not None:
                     self._buffer.drop(entry.group, reason)
 
     def save(self, rollout_id: int | None) -> None:
-        """Save the state after this rollout's training, beside slime's checkpoint.
+        """Save the state after this rollout's training, in the folder of slime's checkpoint.
 
         Raises ConfigError after a failed write; then the files of earlier rollouts stay.
         """
@@ -188,9 +192,9 @@ class DataSource:
             self._buffer.saved(state["buffer"])
 
     def load(self, rollout_id: int | None = None) -> None:
-        """Return to the state after this rollout's training. Without a file of the rollout, the state stays.
+        """Return to the state after this rollout's training. Without a file for the rollout, the state stays.
 
-        Raises ConfigError if other users can have written the file, or if the file is unreadable.
+        Raises ConfigError if other users could have written the file, or if the file is unreadable.
         """
         if self.flags.load is None or not (path := _file(self.flags.load, rollout_id)).exists():
             return
@@ -202,7 +206,7 @@ class DataSource:
         self.load_state_dict(state)
 
     def state_dict(self) -> dict[str, Any]:
-        """The present state, for a restarted manager."""
+        """The present state, for a rollout manager that is restarted."""
         with self._lock:
             return copy.deepcopy(self._state())
 
@@ -217,7 +221,7 @@ class DataSource:
                     group.members = members
 
     def close(self) -> None:
-        """Let another process save in the folder."""
+        """Close the journal, so that another process can save in the folder."""
         if self._buffer.journal is not None:
             self._buffer.journal.close()
 
@@ -225,7 +229,7 @@ class DataSource:
         return len(self.dataset)
 
     def get_buffer_length(self) -> int:
-        """The groups that wait to be handed out again."""
+        """The number of groups that wait to be handed out again."""
         return len(self._buffer.waiting)
 
     def update_metadata(self, metadata: dict[str, Any]) -> None:
@@ -235,7 +239,8 @@ class DataSource:
         return self.metadata
 
     def counts(self) -> dict[str, Any]:
-        """The number of groups by place, and of dropped groups by reason."""
+        """The number of groups that are playing, waiting and finished, and the number of dropped groups for each
+        reason."""
         with self._lock:
             return {**self._buffer.depths(), **{f"dropped_{why}": n for why, n in self._buffer.dropped.items()}}
 
@@ -256,7 +261,8 @@ class DataSource:
         return {"buffer": self._buffer.state(), "samples": samples, "metadata": self.metadata, "told": self._notified}
 
     def _settle_rest(self) -> None:
-        """Hand out again the groups that the rollout function has forgotten."""
+        """Take back the groups that the rollout function has forgotten. A group removed by a dynamic filter is
+        dropped."""
         if self._plays_ahead:
             return
         is_synchronous = self._plays_ahead is False
@@ -273,7 +279,8 @@ class DataSource:
 
     @contextmanager
     def in_play(self, sample: Any) -> Iterator[None]:
-        """Note that the sample is in play. Takes no lock, because a save may hold the lock for long."""
+        """While the context is open, the sample counts as in play. No lock is taken, because a save may hold the lock
+        for long."""
         entry = self._out.get(sample.group_index)
         if entry is not None:
             entry.playing += 1
@@ -284,7 +291,7 @@ class DataSource:
                 entry.playing -= 1
 
     def _samples(self, group: PendingGroup) -> list[Any]:
-        """The group's samples, with new samples for missing ones."""
+        """The samples of a group. Missing samples are created."""
         prompt = self._prompt(group.task) if any(member is None for member in group.members) else None
         return [
             self._sample(group, index, prompt) if member is None else member
@@ -324,7 +331,7 @@ class DataSource:
         )  # slime runs the tokenizer's code, too
 
     def _prompt(self, task: Task) -> Any:
-        """The prompt in the form of slime's flags: unchanged, or as text with --apply-chat-template."""
+        """The prompt as slime's flags want it: unchanged, or rendered to text with --apply-chat-template."""
         return self._rendered(task) if self.flags.apply_chat_template else task.prompt
 
     def _rendered(self, task: Task) -> str:
@@ -342,13 +349,13 @@ class DataSource:
 
 
 def in_play(args: Any, sample: Any) -> AbstractContextManager[None]:
-    """Report to this process's data source that the sample is in play."""
+    """While the context is open, the data source of this process counts the sample as in play."""
     source = next((source for source in _LIVING if source.args is args), None)
     return nullcontext() if source is None or not hasattr(sample, "group_index") else source.in_play(sample)
 
 
 def note_shipped(args: Any, rollout_id: int, samples: Any) -> None:
-    """Report to this process's data source the samples that a rollout has given to the trainer; for slime's hooks."""
+    """Tell the data source of this process which samples a rollout has given to the trainer; for slime's hooks."""
     for source in _LIVING:
         if source.args is args:
             source.shipped(rollout_id, samples)
@@ -377,7 +384,7 @@ def _file(folder: str, rollout_id: int | None) -> Path:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write the file whole or not at all. Raises ConfigError."""
+    """Write the file. After an error the old content stays, if any. Raises ConfigError."""
     unfinished = path.with_suffix(".unfinished")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -398,13 +405,13 @@ def _number(members: Iterable[Any]) -> int:
 
 
 def _status(sample: Any) -> str:
-    """The status of a sample, or of the first of a list: pending, completed, truncated, aborted, failed."""
+    """The status of a sample, or of the first sample of a list: pending, completed, truncated, aborted or failed."""
     status: str = next(flat_samples(sample)).status.value
     return status
 
 
 def _on_samples(function: Callable[..., Any]) -> Callable[[Any, int | None, list[Any], int], Sequence[Any]]:
-    """slime's filter of sample lists, as a filter for a buffer of groups."""
+    """Turn slime's filter of lists of samples into a filter for a buffer of groups."""
 
     def policy(args: Any, rollout_id: int | None, buffer: list[Any], num_samples: int) -> list[Any]:
         groups = {id(group.members): group for group in buffer}

@@ -1,8 +1,9 @@
 """On-policy distillation from a teacher over HTTP: --use-opd --opd-type sglang --rm-url http://TEACHER:PORT/generate.
 
-slime uses a reward model whose answer replaces the reward, and a reward post-process that unpacks the answer
-(slime/rollout/on_policy_distillation.py, 624b824a8). But an Env has its own reward. So agentrl asks the teacher after
-the episode and keeps the reward. slime's trainer finds the log-probs in `sample.teacher_log_probs`.
+slime itself calls the teacher as a reward model: the teacher's response replaces the reward, and a reward post-process
+unpacks the response (slime/rollout/on_policy_distillation.py, 624b824a8). But an Env has its own reward. So agentrl
+asks the teacher after the episode and keeps the reward. slime's trainer finds the log-probs in
+`sample.teacher_log_probs`.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ def check_flags(flags: HostArgs, sample: Any) -> None:
 async def ask_teacher(
     here: LoopResources, flags: HostArgs, trajectory: Trajectory, *, retry_s: float
 ) -> list[Sequence[float]]:
-    """The teacher's log-probs of the response, a list for each segment. Without an answer the episode fails.
+    """The teacher's log-probs of the response, a list for each segment. Empty if the flags name no teacher, and for an
+    episode without trained tokens.
 
-    An unavailable teacher is asked again for `retry_s` seconds.
-
-    Empty without a teacher in the flags, and for an untrained episode.
+    Requests to an unavailable teacher are repeated for `retry_s` seconds. If the teacher sends no log-probs, the
+    episode fails.
     """
     if not flags.asks_teacher or trajectory.stop in (StopReason.FAILED, StopReason.ABORTED):
         return []
@@ -73,7 +74,7 @@ async def ask_teacher(
 
 
 def write_log_probs(sample: Any, log_probs: Sequence[float]) -> None:
-    """Write the log-probs into a sample. slime's trainer needs a number for each token, so missing numbers are
+    """Write the log-probs into a sample. slime's trainer needs a number for each token, so missing log-probs become
     zeros."""
     import torch  # slime requires torch
 

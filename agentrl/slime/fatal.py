@@ -25,13 +25,14 @@ log = logging.getLogger("agentrl")
 
 _said: set[str] = set()
 _PAUSE_S = 1.0
-"""Seconds before an error is raised again: a rollout that swallows each error would draw prompts without end."""
+"""Seconds before an error is raised again. Without a pause, a rollout that swallows each error would draw prompts
+without end."""
 SWALLOWED = 16
-"""Number of errors that are raised again before EndedRun is raised. Each may end the run."""
+"""How many times an error is raised again, to end the run, before EndedRun is raised."""
 
 
 class EndedRun(BaseException):
-    """Ends the run even if its rollout swallows every Exception and drops failed groups."""
+    """Ends the run. A BaseException also ends rollouts that swallow every Exception and drop failed groups."""
 
 
 @dataclass(slots=True)
@@ -40,23 +41,24 @@ class _EndedRun:
 
     args: Any
     config: str
-    """agentrl's configuration at the error. A different configuration, as in a notebook, is a different run."""
+    """agentrl's configuration at the time of the error. A different configuration, as in a notebook, is a different
+    run."""
     error: Exception
     samples: int = 0
-    """Samples returned since the error."""
+    """The number of samples returned since the error."""
 
 
 _ended: list[_EndedRun] = []
 
 
 def end_run(args: Any, error: Exception) -> None:
-    """From now on, no episode is played for these arguments."""
+    """Record an error that ends the run: no further episode is played for these arguments."""
     if _ended_run(args) is None:
         _ended.append(_EndedRun(args, repr(HostArgs.of(args).agentrl), error))
 
 
 async def ended_sample(args: Any, sample: Any) -> Any:
-    """The sample with the reward NoReward, if an error has ended the run. None: the run goes on.
+    """The sample with the reward NoReward if an error has ended the run. None if the run continues.
 
     Raises the error if two rollouts' samples were returned, and no reward of them was read. Where the rollout swallows
     the error, too, raises EndedRun.
@@ -83,8 +85,8 @@ def _ended_run(args: Any) -> _EndedRun | None:
 class NoReward(dict[str, str]):
     """The reward of an unplayed sample: a mapping with the error. Every use as a reward raises the error.
 
-    A mapping, because slime's queue (0.4, data/codec.py) writes plain values only. The queue returns a plain mapping,
-    with which slime cannot compute either. So a missing reward is never trained silently.
+    The class is a mapping because slime's queue (0.4, data/codec.py) writes plain values only. The queue returns a
+    plain dict, with which slime cannot compute either. So a missing reward is never trained silently.
     """
 
     def __init__(self, message: str) -> None:
@@ -98,15 +100,15 @@ class NoReward(dict[str, str]):
 
 
 def check_played(samples: Iterable[Any]) -> None:
-    """Raises ConfigError if a sample could not be played. slime 0.4 calls filters in fully-async, where a filter that
-    drops failed groups would drop for ever."""
+    """Raises ConfigError if a sample could not be played. slime 0.4 calls filters in fully-async rollouts, and a filter
+    that drops failed groups would drop groups for ever."""
     for sample in samples:
         if isinstance(sample.reward, NoReward):
             float(sample.reward)
 
 
 def log_once(error: Exception) -> None:
-    """Log the error as one line, once in a process. A host may show many tracebacks, or none.
+    """Log an error as a single line, only once in a process. slime itself may show many tracebacks, or none.
 
     An error outside of the configuration is a bug, so its traceback is logged.
     """
@@ -116,7 +118,7 @@ def log_once(error: Exception) -> None:
 
 
 def failed_episode(task: Task, session_id: str, exc: BaseException, boundary: Boundary) -> Trajectory:
-    """An episode that an error ended outside of the episode's own boundaries."""
+    """A failed episode, for an error outside of the calls in which an episode handles errors."""
     log.warning("episode %s failed in %s", session_id, boundary, exc_info=exc)
     trajectory = Trajectory(task, session_id=session_id)
     trajectory.stop, trajectory.failure = StopReason.FAILED, Failure.of(exc, boundary)

@@ -1,4 +1,4 @@
-"""A grader of `agentrl.rewards` as slime's reward model: the model's output in a Sample, and the handling of
+"""A grader of `agentrl.rewards` as slime's reward model: reads the model's output from a Sample, and handles
 failures."""
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ log = logging.getLogger("agentrl")
 
 
 class Grades(Protocol):
-    """The interface of a grader."""
+    """The interface of a grader of episodes."""
 
     async def grade(self, output: ModelOutput) -> float | Reward: ...
 
 
 class GradesGroups(Protocol):
-    """The interface of a grader of groups, which slime calls under --group-rm."""
+    """The interface of a grader of whole groups, which slime calls under --group-rm."""
 
     async def grade_group(self, group: Sequence[ModelOutput]) -> Sequence[float | Reward]: ...
 
@@ -36,8 +36,8 @@ class GradesGroups(Protocol):
 async def graded(grader: Any, args: Any, samples: Any) -> JSON:
     """The reward of a Sample, or the rewards of a list of Samples.
 
-    A failure is recorded on the sample, which is masked and has the reward 0: slime would end the run, or drop the
-    group. Raises ConfigError only.
+    A failure is recorded in the sample. The sample is masked and has the reward 0, because slime would end the run or
+    drop the group after an exception. Raises ConfigError only.
     """
     if not isinstance(samples, list):
         return (await _each(grader, args, [samples]))[0]
@@ -62,7 +62,7 @@ async def _each(grader: Grades, args: Any, samples: Sequence[Any]) -> list[JSON]
 
 
 async def _group(grader: GradesGroups, args: Any, samples: Sequence[Any]) -> list[JSON]:
-    """Grade the finished episodes of a group together. Other episodes, and episodes without a turn, get 0."""
+    """Grade the finished episodes of a group together. All other episodes, and episodes without a turn, get 0."""
     try:
         outputs = {id(sample): await read(args, sample) for sample in samples if _finished(sample)}
         outputs = {name: output for name, output in outputs.items() if output.turns}
@@ -80,7 +80,7 @@ def _finished(sample: Any) -> bool:
 
 
 async def read(args: Any, sample: Any) -> ModelOutput:
-    """The model's output: as `adapt` noted it, else from the sampled tokens."""
+    """The model's output: as `adapt` has stored it in the metadata, else decoded from the sampled tokens."""
     metadata = sample.metadata if isinstance(sample.metadata, Mapping) else {}
     task = {"prompt": sample.prompt, "label": without_arrays(sample.label), "metadata": metadata}
     if record := episode_metadata(sample).get(WRITTEN_KEY):
@@ -101,7 +101,8 @@ async def read(args: Any, sample: Any) -> ModelOutput:
 
 
 def _sampled(sample: Any) -> list[bool]:
-    """For each response token, whether the model sampled the token. A sampled but masked token keeps its log-prob."""
+    """For each response token, whether the model sampled the token. The log-prob of a sampled token is not 0, even if
+    it is masked."""
     log_probs = sample.rollout_log_probs or [0.0] * len(sample.loss_mask)
     return [bool(mask or log_prob) for mask, log_prob in zip(sample.loss_mask, log_probs, strict=True)]
 
@@ -114,7 +115,7 @@ def _decoder(checkpoint: str) -> Any:
 
 
 def _shown(args: Any, sample: Any, grade: float | Reward) -> JSON:
-    """A number, or a mapping with the number and the parts, if the flags name a key."""
+    """A grade in the form for slime: a number, or a mapping with the number and the parts if the flags name a key."""
     reward = grade if isinstance(grade, Reward) else Reward(grade)
     value = number(reward.value, "the reward")
     key = HostArgs.of(args).reward_name(evaluation=sample.group_index is None)
@@ -134,7 +135,8 @@ def _failed(args: Any, sample: Any, exc: Exception) -> JSON:
 
 
 def _masked(sample: Any) -> dict[str, JSON]:
-    """The account of a sample's tokens, all masked. Empty for a sample of another generate function."""
+    """The entries of metadata["agentrl"] about tokens, after all tokens are masked. Empty for a sample of another
+    generate function."""
     account = episode_metadata(sample)
     if (ledger := account.get("ledger")) is None:
         return {}

@@ -1,7 +1,8 @@
-"""slime's flags and modules, as agentrl reads them. A new commit of slime changes only this file.
+"""slime's flags and modules, as agentrl reads them. A host is slime, or a program with slime's interfaces: miles. A new
+commit of slime changes only this file.
 
 slime is never imported. Its flags are attributes of `args`. Its modules are looked up among the loaded modules, in the
-package of the Sample's class, so the same code works with slime's relatives.
+package of the Sample's class, so the same code works with miles.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Self
 from agentrl.errors import ConfigError
 
 PACKAGES = ("slime", "miles")
-"""The hosts of slime's line."""
+"""The names of the hosts' packages."""
 SCALED = ("grpo", "gspo", "cispo")
 """The advantage estimators whose rewards slime divides by their standard deviation."""
 CENTRED = (*SCALED, "reinforce_plus_plus_baseline")
@@ -26,7 +27,7 @@ CENTRED = (*SCALED, "reinforce_plus_plus_baseline")
 BATCH_CENTRED = ("flash_reinforce",)
 """The advantage estimators from whose rewards slime (0.4, data/batch_builder.py) subtracts the mean of the batch."""
 PART = re.compile(r"(?P<path>.*)@\[(?P<start>-?\d*):(?P<end>-?\d*)\]")
-"""How slime names some of the rows of a file."""
+"""The pattern of a path that selects a range of a file's rows, such as `data.jsonl@[0:100]`."""
 _SYNC = frozenset(
     {
         "",
@@ -36,7 +37,7 @@ _SYNC = frozenset(
         "slime.rollout.sglang_rollout.generate_rollout",
     }
 )
-"""The hosts' rollout functions that play no group after a rollout, and forget unshipped groups."""
+"""The paths of rollout functions that play no group after a rollout, and forget unshipped groups."""
 _AHEAD = frozenset(
     {
         "agentrl.slime.generate_rollout_fully_async",
@@ -44,17 +45,17 @@ _AHEAD = frozenset(
         "slime.rollout.fully_async_rollout.generate_rollout_fully_async",
     }
 )
-"""The hosts' rollout functions that play groups of later rollouts, and send aborted samples again."""
+"""The paths of rollout functions that play groups of later rollouts, and send aborted samples again."""
 ESTIMATORS = (*CENTRED, *BATCH_CENTRED, "reinforce_plus_plus", "ppo")
 """All advantage estimators of the supported versions of slime."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostArgs:
-    """The flags of slime that agentrl reads. The default replaces a flag that is missing or None."""
+    """The flags of slime that agentrl reads. A flag that is missing or None has the default of this class."""
 
     agentrl: Any = None
-    """The key `agentrl` of --custom-config-path. slime makes an attribute of each key in the file."""
+    """The value of the key `agentrl` of --custom-config-path. slime sets an attribute for each key in the file."""
 
     hf_checkpoint: str | None = None
     sglang_router_ip: str | None = None
@@ -129,13 +130,13 @@ class HostArgs:
 
     @property
     def plays_ahead(self) -> bool | None:
-        """Whether groups of later rollouts are played. None for a user's rollout function, whose behaviour shows the
-        answer."""
+        """Whether groups of later rollouts are played. None for a user's rollout function: its behaviour during the run
+        decides."""
         return plays_ahead(self.rollout_function_path)
 
     @property
     def may_send_again(self) -> bool:
-        """Whether an aborted sample may come back."""
+        """Whether slime may send an aborted sample again."""
         return self.partial_rollout or self.plays_ahead is not False
 
     @property
@@ -145,12 +146,12 @@ class HostArgs:
 
     @property
     def centred(self) -> bool:
-        """Whether the mean reward of the prompt is subtracted from its rewards."""
+        """Whether the mean reward of a prompt is subtracted from the prompt's rewards."""
         return self.rewards_normalization and self.advantage_estimator in CENTRED
 
     @property
     def batch_centred(self) -> bool:
-        """Whether the mean reward of the whole batch is subtracted from its rewards."""
+        """Whether the mean reward of the whole batch is subtracted from the rewards."""
         return self.rewards_normalization and self.advantage_estimator in BATCH_CENTRED
 
     @property
@@ -160,7 +161,7 @@ class HostArgs:
 
     @property
     def own_filter(self) -> bool:
-        """Whether the dynamic filter comes with slime or a relative of slime."""
+        """Whether the dynamic filter is part of slime or miles."""
         return self.dynamic_sampling_filter_path.startswith(("slime.", "miles."))
 
     @property
@@ -173,11 +174,11 @@ class HostArgs:
         return self.rollout_top_p != 1.0
 
     def reward_name(self, *, evaluation: bool) -> str | None:
-        """The key under which slime reads the number in a reward mapping. None if the reward itself is the number."""
+        """The key of a reward mapping under which slime reads the number. None if the reward itself is the number."""
         return (self.eval_reward_key if evaluation else None) or self.reward_key
 
     def has_reward_model(self, sample: Any) -> bool:
-        """Whether slime would score this sample if it has no reward."""
+        """Whether slime would score this sample if the sample had no reward."""
         paths = getattr(sample, "custom_rm_path", None), self.custom_rm_path
         metadata = sample.metadata if isinstance(sample.metadata, Mapping) else {}
         return bool(any(paths) or metadata.get("rm_type") or self.rm_type)
@@ -188,10 +189,10 @@ _NAMES = tuple(field.name for field in fields(HostArgs))
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """How slime treats the prompts of a data set."""
+    """How slime renders the prompts of a data set."""
 
     rendered: bool
-    """Whether slime has rendered the prompts: --apply-chat-template."""
+    """Whether slime has rendered the prompts to text (--apply-chat-template)."""
     template_kwargs: Mapping[str, Any]
 
 
@@ -214,7 +215,7 @@ def eval_renderings(flags: HostArgs, sample: Any, default: Rendering) -> list[Re
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A file of prompts, and its columns for slime."""
+    """A file of prompts, and the columns that slime reads."""
 
     path: str
     input_key: str
@@ -259,13 +260,13 @@ def _may_hold(dataset: Any, sample: Any) -> bool:
 
 
 def plays_ahead(rollout_function_path: str | None) -> bool | None:
-    """See `HostArgs.plays_ahead`."""
+    """Whether a rollout function plays groups of later rollouts; see `HostArgs.plays_ahead`."""
     path = rollout_function_path or ""
     return True if path in _AHEAD else False if path in _SYNC else None
 
 
 def sample_class() -> Any:
-    """The host's class of samples. Raises ConfigError outside of a host."""
+    """The class of samples in the host. Raises ConfigError outside of a host."""
     for package in PACKAGES:
         if (cls := getattr(sys.modules.get(f"{package}.utils.types"), "Sample", None)) is not None:
             return cls
@@ -273,13 +274,14 @@ def sample_class() -> Any:
 
 
 def session_of(sample: Any) -> str:
-    """The session for the routing of the sample's requests; miles calls it routing_key. "" without a session."""
+    """The session id by which a sample's requests are routed to a server. miles calls it routing_key. "" without a
+    session."""
     return getattr(sample, "session_id", None) or getattr(sample, "routing_key", None) or ""
 
 
 def host_attribute(sample: Any, name: str, *modules: str) -> Any:
-    """`name` from the first of these modules that has the name, in the package of the Sample's class. None if no module
-    has it."""
+    """The attribute `name`, from the first of these modules with such an attribute. The modules are in the package of
+    the Sample's class. None if all modules lack the attribute."""
     for package in {cls.__module__.partition(".")[0] for cls in type(sample).__mro__}:
         for module in modules:
             value = getattr(sys.modules.get(f"{package}.{module}"), name, None)
@@ -291,8 +293,8 @@ def host_attribute(sample: Any, name: str, *modules: str) -> Any:
 def rollout_state(args: Any, sample: Any) -> Any:
     """The state of the sample's rollout; `aborted` in the state is slime's flag. None outside of slime.
 
-    In slime the state is a singleton, made before slime calls `adapt`. Each of miles' class-based rollouts has its own.
-    miles gives the state to the caller of `adapt` only, so the caller's variables are searched first.
+    In slime the state is a singleton, which exists before slime calls `adapt`. In miles each class-based rollout has a
+    separate state. miles gives the state to the caller of `adapt` only, so the caller's variables are searched first.
     """
     if (state := _state_of_caller()) is not None:
         return state
@@ -312,7 +314,8 @@ def _state_of_caller() -> Any:
 
 
 def has_queues(state: Any) -> bool:
-    """Whether this slime's rollout has queues, as from 0.4 on. The GenerateState then lists the cancellable tasks.
+    """Whether the rollout of this version of slime has queues, as from 0.4 on. The GenerateState then lists the
+    cancellable tasks.
 
     On an abort slime 0.4 keeps only groups that have an aborted sample, and drops ended groups (`abort` in
     rollout/sglang_rollout.py). Earlier versions collect every group.
@@ -321,7 +324,7 @@ def has_queues(state: Any) -> bool:
 
 
 def takes_lists(args: Any, sample: Any) -> bool:
-    """Whether the sample's rollout takes an episode as a list of samples.
+    """Whether the sample's rollout accepts a list of samples for an episode.
 
     Before 0.4, slime's fully-async worker reads the index of each member of a group, and a list has no index. From 0.4
     on slime uses `iter_samples`, as miles does.
@@ -340,18 +343,18 @@ def refuses_rewards(sample: Any) -> bool:
 
 
 def epoch_of(data_source: Any) -> int:
-    """The rows of a data source."""
+    """The number of rows of a data source, which is the length of an epoch."""
     return len(data_source.dataset)
 
 
 def rollout_output(groups: list[list[Any]], metrics: Mapping[str, Any]) -> Any:
-    """The result of a rollout function: groups of samples, with metrics where the host has a class for both."""
+    """The result of a rollout function: groups of samples, with metrics if the host has a class for both."""
     output_class = host_attribute(groups[0][0], "RolloutFnTrainOutput", "rollout.base_types")
     return groups if output_class is None else output_class(samples=groups, metrics=dict(metrics))
 
 
 def filter_output(sample: Any) -> Any:
-    """The class of a dynamic filter's result, which carries a reason. None where the host wants a bool."""
+    """The class of a dynamic filter's result, which has a reason. None if the host wants a bool."""
     return host_attribute(sample, "DynamicFilterOutput", "rollout.filter_hub.base_types")
 
 

@@ -1,7 +1,7 @@
-"""Images under slime: the images of a data set's rows, and the tensors for the trainer beside the tokens.
+"""Images under slime: the images in a data set's rows, and the tensors of pixels for the trainer.
 
-A row's images come through slime's --multimodal-keys, which puts them into the messages of the prompt. They are the
-user's own data, so paths are read here. Paths from an Env or a client are not read.
+A row's images come through slime's --multimodal-keys, which puts them into the messages of the prompt. These images are
+the user's data, so paths of files are read. Paths from an Env or a client are not read.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ def check_media(sample: Any, renderer: Renderer) -> None:
 
 
 def check_replay(flags: HostArgs, renderer: Renderer) -> None:
-    """Raises ConfigError for a flag whose data cannot be placed where the engine expands images."""
+    """Raises ConfigError for a flag whose data has no place in a sequence where the engine expands images to tokens."""
     if renderer.vision is not None and flags.use_rollout_routing_replay:
         raise ConfigError("remove --use-rollout-routing-replay: experts are not replayed for a model that reads images")
 
 
 def with_images(message: Message) -> Message:
-    """A row's message with its images read in. Raises ConfigError with the name of an unreadable image."""
+    """A row's message whose images are read from their files. Raises ConfigError with the name of an unreadable
+    image."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
@@ -53,15 +54,15 @@ def with_images(message: Message) -> Message:
 
 
 Pixels: TypeAlias = "Mapping[str, Any] | None"
-"""The trainer's tensors for one segment, beside the tokens. None without images."""
+"""The tensors of a segment's images for the trainer, by name. None without images."""
 
 
 async def pixels_of(trajectory: Trajectory, vision: ImageCounter | None) -> list[Pixels]:
-    """The pixels of each segment's images, in the order of their pads, made in a thread.
+    """The pixels of each segment's images, in the order of the images in the tokens. A thread computes the pixels.
 
-    Pixels are made at the end of the episode, because a screenshot is 25 MB as pixels and 0.2 MB as a file. An aborted
-    episode is not trained, so it has no pixels. An episode with a damaged image, even if accepted by the engine, has
-    failed.
+    Pixels are computed at the end of the episode, because a screenshot is 25 MB as pixels and 0.2 MB as a file. An
+    aborted episode is not trained, so it has no pixels. An episode with a damaged image fails, even if the engine
+    accepted the image.
     """
     none: list[Pixels] = [None] * len(trajectory.segments)
     if trajectory.stop is StopReason.ABORTED:
@@ -78,7 +79,7 @@ async def pixels_of(trajectory: Trajectory, vision: ImageCounter | None) -> list
 
 
 def write_pixels(sample: Any, pixels: Pixels) -> None:
-    """Give the pixels to slime's trainer. Raises ConfigError for a Sample without the field."""
+    """Write the pixels into a Sample, for slime's trainer. Raises ConfigError for a Sample without the field."""
     if pixels is None:
         return
     if not hasattr(sample, _FIELD):
@@ -99,7 +100,8 @@ def _read(part: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _image(source: Any) -> Image:
-    """The image in the forms of data sets: a path, a data URI, a picture of PIL, bytes, or a mapping of these."""
+    """An image from any form that data sets have: a path, a data URI, a PIL image, bytes, or a mapping with a path or
+    bytes."""
     if isinstance(source, Mapping) and (source.get("bytes") or source.get("path")):  # as Hugging Face's data sets
         source = source.get("bytes") or source["path"]
     if isinstance(source, Image):

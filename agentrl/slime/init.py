@@ -39,12 +39,12 @@ _SMALL = """\
 --attention-backend flash"""
 _SMALL_NOTE = "The model over the GPUs: for a small one. slime's scripts/run-*.sh show what larger ones need."
 _COPIED = ("PERF_ARGS", "SGLANG_ARGS", "OPTIMIZER_ARGS", "MISC_ARGS")
-"""Arrays of slime's scripts with the flags that depend on the model's size."""
+"""The arrays in slime's scripts whose flags depend on the model's size."""
 _KIND = re.compile(r"-(instruct|base|chat|it)$")
 
 
 def model_file(model: str, slime: Path) -> str:
-    """The name of slime's file for a model, by the model's published name or its folder.
+    """The name of slime's file for a model, which is a name on the Hugging Face Hub or a folder.
 
     Raises ConfigError if slime has no such file.
     """
@@ -61,7 +61,8 @@ def model_file(model: str, slime: Path) -> str:
 
 
 def script(env: str, model: str, slime: Path) -> str:
-    """The launch script of an Env at a path, for a file of slime's scripts/models."""
+    """The text of the launch script. `env` is the path of the Env, and `model` the name of a file in slime's
+    scripts/models."""
     text = _TEMPLATE.read_text(encoding="utf-8")
     source = slime / f"scripts/run-{model}.sh"
     if source.is_file():
@@ -74,7 +75,7 @@ def script(env: str, model: str, slime: Path) -> str:
 
 
 def _copied(source: Path, text: str) -> Iterator[str]:
-    """The flags of slime's script that `text` lacks. Lines with variables of slime's script are left out."""
+    """The flags of slime's script that `text` lacks. Lines with shell variables are left out."""
     flags = set(re.findall(r"^ +(--[\w-]+)", text, re.MULTILINE))
     for name in _COPIED:
         for block in re.findall(rf"^{name}=\(\n(.*?)^\)", source.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
@@ -106,7 +107,7 @@ def _config(env: str, workers: int) -> str:
 
 
 def next_steps(folder: Path, model: str, slime: Path) -> list[str]:
-    """The steps after the script is written."""
+    """Lines of text with the user's next steps after the script is written."""
     script = folder / SCRIPT
     steps = [
         f"export SLIME=... MEGATRON=... MODEL=... DATA=..., and make REF as {script} describes",

@@ -1,4 +1,4 @@
-"""agentrl's metrics among slime's own, and its canaries."""
+"""Adds agentrl's metrics to slime's metrics, and logs the warnings of agentrl's canaries."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ def log_rollout(
     rollout_extra_metrics: Mapping[str, Any] | None,
     rollout_time: float,
 ) -> bool:
-    """--custom-rollout-log-function-path: `rollout_metrics` as `rollout/agentrl/...`, beside slime's own metrics.
+    """--custom-rollout-log-function-path: log `rollout_metrics` as `rollout/agentrl/...`, in addition to slime's
+    metrics.
 
-    `agentrl.slime.DataSource` learns here which groups were given to the trainer. Logs a warning for each canary that
-    fires; canaries never stop slime. Returns False, so slime logs as usual.
+    This call tells `agentrl.slime.DataSource` which groups were given to the trainer. Logs a warning for each canary
+    that fires; canaries never stop slime. Returns False, so slime logs as usual.
     """
     flags = HostArgs.of(args)
     if flags.load_debug_rollout_data:  # slime does not log then either
@@ -51,7 +52,7 @@ def log_rollout(
 def log_eval(
     rollout_id: int, args: Any, data: Mapping[str, Mapping[str, Any]], extra_metrics: Mapping[str, Any] | None
 ) -> bool:
-    """--custom-eval-rollout-log-function-path: `rollout_metrics` of each data set, as `eval/NAME/agentrl/...`.
+    """--custom-eval-rollout-log-function-path: log `rollout_metrics` of each data set as `eval/NAME/agentrl/...`.
 
     Returns False, so slime logs as usual.
     """
@@ -63,7 +64,7 @@ def log_eval(
 
 
 def rollout_metrics(args: Any, samples: Sequence[Any], *, evaluation: bool = False) -> RolloutMetrics | None:
-    """The metrics of the episodes in these samples. None if another generate function made all samples.
+    """The metrics of the episodes in these samples. None if no sample comes from `adapt`.
 
     Tokens are counted as slime trains them. Tokens that slime or its filters masked in addition count as `host`, so
     sampled_tokens == trained_tokens + sum(masked_tokens.values()).
@@ -83,7 +84,7 @@ def rollout_metrics(args: Any, samples: Sequence[Any], *, evaluation: bool = Fal
 
 
 def _host_warning(rollout_id: int, samples: Sequence[Any], metrics: RolloutMetrics) -> str | None:
-    """A warning if the host masked more than half of the sampled tokens, else None."""
+    """A warning if slime or its filters masked more than half of the sampled tokens, else None."""
     masked, sampled = metrics.masked_tokens.get("host", 0), metrics.sampled_tokens
     if 2 * masked <= sampled:
         return None
@@ -99,7 +100,8 @@ def _host_warning(rollout_id: int, samples: Sequence[Any], metrics: RolloutMetri
 
 
 def _episode(siblings: Sequence[Any]) -> EpisodeMetrics:
-    """The metrics of one episode. Among siblings, the last holds the data of the whole episode."""
+    """The metrics of an episode. `siblings` are the samples of the episode; the last sample has the data of the whole
+    episode."""
     note = episode_metadata(siblings[-1])
     failure = note.get("failure")
     return EpisodeMetrics(
@@ -135,7 +137,7 @@ def _tokens(samples: Iterable[Any]) -> Ledger:
 
 
 def _track(rollout_id: int, args: Any, samples: Sequence[Any], kind: str, metrics: dict[str, float]) -> None:
-    """Write metrics to the log and to the host's tracker (wandb, TensorBoard), at the host's step."""
+    """Write metrics to the log and to slime's tracker (wandb, TensorBoard), at slime's step."""
     log.info("%s %d: %s", kind, rollout_id, metrics)
     sample = next(flat_samples(list(samples)))
     if track := tracker(sample):
@@ -144,7 +146,7 @@ def _track(rollout_id: int, args: Any, samples: Sequence[Any], kind: str, metric
 
 
 def _flat(name: str, value: JSON) -> dict[str, float]:
-    """Metrics by path: a mapping becomes a metric for each of its keys."""
+    """Path -> number: a mapping becomes a metric for each of its keys."""
     if not isinstance(value, Mapping):
         return {name: value}
     return {path: number for key, inner in value.items() for path, number in _flat(f"{name}/{key}", inner).items()}
@@ -152,7 +154,8 @@ def _flat(name: str, value: JSON) -> dict[str, float]:
 
 @cache
 def _canaries(grouped: bool) -> Canaries:
-    """The canaries of this process, which is a whole run. Equal rewards are no alarm if groups are not compared."""
+    """The canaries of this process, which takes part in a single run. If groups are not compared, equal rewards cause
+    no warning."""
     return Canaries(CanaryConfig(), grouped=grouped)
 
 

@@ -1,4 +1,4 @@
-"""Compare the log-probs of slime's engines and trainer. In the loss both are available for each token."""
+"""Compares the log-probs of slime's engines and trainer. The loss has both log-probs of each token."""
 
 from __future__ import annotations
 
@@ -58,5 +58,5 @@ def watch_log_probs(
 
 @cache
 def _watch(config: NumericsConfig) -> NumericsWatch:
-    """The watch of this process, a rank of a run."""
+    """The watch of this process, which is a rank of a run. The watch decides about warnings and errors."""
     return NumericsWatch(config)

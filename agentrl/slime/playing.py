@@ -1,4 +1,4 @@
-"""Plays the episode of a slime Sample, here or in a worker. Input and output are data."""
+"""Plays the episode of a slime Sample, in this process or in a worker. Input and output are plain data."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, Generation, Raw, SamplingParams, StopReason, Task
 
 _HOOKS: Mapping[Boundary, str] = {"reset": "env_reset", "step": "env_step", "score": "env_score"}
-"""The names of an Env's hooks in slime's traces."""
+"""The boundary (the kind of call to an Env) -> its name in slime's traces."""
 _FLAG_S = 0.5
-"""Seconds that a worker's episode waits for slime's abort flag, after the engine has aborted its request."""
+"""Seconds that an episode in a worker waits for slime's abort flag, after the engine has aborted a request."""
 _LOOK_S = 0.01
-"""Seconds between two looks at the flag."""
+"""Seconds between two checks of slime's abort flag."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequest:
-    """The input for the episode of a sample."""
+    """The input for playing the episode of a sample."""
 
     flags: HostArgs
     config: SlimeConfig
@@ -53,9 +53,10 @@ class SampleRequest:
     template_kwargs: Mapping[str, Any]
     evaluation: bool
     holds_ended: bool
-    """Whether an episode that ends during slime's abort returns as aborted, and is handed over next time."""
+    """Whether an episode that ends during slime's abort is returned as aborted now, and as ended when slime sends the
+    sample again."""
     in_slime: bool
-    """Whether slime itself calls. slime has already run the code in --hf-checkpoint."""
+    """Whether slime itself calls. slime has then already run the code in the folder of --hf-checkpoint."""
 
     @property
     def plays_agent(self) -> bool:
@@ -76,18 +77,19 @@ class PlayedSample:
 
     trajectory: Trajectory
     about: Mapping[str, JSON]
-    """Entries of metadata["agentrl"]: resumes and restarts, and the ticket of an aborted episode."""
+    """Entries of metadata["agentrl"]: the numbers of resumes and restarts, and after an abort the ticket for the saved
+    state of the episode."""
     teacher_log_probs: Sequence[Sequence[float]]
-    """For each segment; see `distill.ask_teacher`."""
+    """For each segment, the teacher's log-probs; see `distill.ask_teacher`."""
     decode: Callable[[Sequence[int]], str]
-    """The text of response tokens."""
+    """Decodes response tokens to text."""
     vision: ImageCounter | None
-    """Makes the pixels of the images. Pixels are made beside the Sample: a worker sends only the files."""
+    """Computes the pixels of images, in the process that has the Sample: a worker sends only the image files."""
 
 
 @dataclass(frozen=True, slots=True)
 class _EpisodeSetup:
-    """The parts for a new or resumed episode."""
+    """The objects that a new or resumed episode needs."""
 
     engine: Engine
     renderer: Renderer
@@ -99,16 +101,15 @@ class _EpisodeSetup:
 def play_sample(
     request: SampleRequest, aborted: Callable[[], bool] | None, stopped: Callable[[], bool] | None = None
 ) -> Coroutine[Any, Any, PlayedSample]:
-    """Play the episode, or resume it. `aborted` is slime's flag; None outside of slime.
+    """Play the episode of a sample, or resume it. `aborted` returns slime's abort flag; None outside of slime.
 
-    `stopped` is the flag for the engine, which all episodes share, if `aborted` belongs to a single rollout. Raises
-    ConfigError.
+    `stopped` returns a flag that all episodes share, if `aborted` belongs to a single rollout. Raises ConfigError.
     """
     return _SamplePlayer(request, aborted, stopped or aborted).play()
 
 
 async def play_seats(request: SampleRequest, aborted: Callable[[], bool] | None) -> dict[str, PlayedSample]:
-    """Play the episode of an Env with seats, and return the episode of each seat of the policy. An aborted episode
+    """Play the episode of an Env with seats. Returns an episode for each seat of the policy. If aborted, the episode
     restarts.
 
     Raises ConfigError.
@@ -118,9 +119,9 @@ async def play_seats(request: SampleRequest, aborted: Callable[[], bool] | None)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _LateFlagEngine(EngineWrapper):
-    """The engine of an episode in a worker. slime sets its flag before aborting the engine's requests, but a worker may
-    see the flag later. So the engine waits for the flag. Otherwise the turn would be requested again and sampled to its
-    end."""
+    """The engine of an episode in a worker. slime sets its abort flag before it aborts the engine's requests, but a
+    worker may see the flag later. So the engine waits for the flag. Otherwise the turn would be requested again and
+    sampled to its end."""
 
     aborted: Callable[[], bool]
 
@@ -197,7 +198,8 @@ class _SamplePlayer:
 
     @asynccontextmanager
     async def _opened(self, here: LoopResources, hooks: EpisodeHooks) -> AsyncIterator[_EpisodeSetup]:
-        """The parts for the play. Raises ConfigError for an unplayable sample."""
+        """While the context is open, the objects for the play are usable. Raises ConfigError for a sample that cannot
+        be played."""
         request, flags, config = self.request, self.request.flags, self.request.config
         renderer = await self._renderer(here)
         check_media(request.sample, renderer)
@@ -238,7 +240,7 @@ class _SamplePlayer:
         )
 
     async def _episode(self, here: LoopResources, resumption: Resumption, setup: _EpisodeSetup) -> Trajectory:
-        """Play or resume the episode. Errors outside of run_episode's boundaries become a failed Trajectory, too."""
+        """Play or resume the episode. Errors outside of `run_episode` also become a failed Trajectory."""
         request, task = self.request, self.request.task
         session_id = session_of(request.sample) or uuid4().hex
         boundary: Boundary = "share"
@@ -269,7 +271,7 @@ class _SamplePlayer:
             return failed_episode(task, session_id, exc, boundary)
 
     async def _resumed(self, resumption: Resumption, envs: EnvFactory, setup: _EpisodeSetup) -> Trajectory | None:
-        """Resume the episode that slime aborted. None if the episode has to restart."""
+        """Resume the episode that slime aborted. Returns None if the episode has to restart."""
         parked = await resumption.take(self.request.flags, self.request.sample, self.aborted)
         if parked is None:
             return None
@@ -303,7 +305,8 @@ def _check_prompt(task: Task, env: type[Env]) -> None:
 
 @contextmanager
 def _traced(sample: Any, engine: Engine) -> Iterator[Engine]:
-    """Record the hooks of the task's Env and the requests of the yielded engine as spans of the sample."""
+    """While the context is open, the calls of the task's Env and the requests of the yielded engine are spans in the
+    sample's trace."""
     span, attributes = tracing(sample)
     if span is None:
         yield engine
@@ -317,7 +320,7 @@ def _traced(sample: Any, engine: Engine) -> Iterator[Engine]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _TracedEngine(EngineWrapper):
-    """An engine whose requests are spans."""
+    """An engine whose requests are recorded as spans of a sample's trace."""
 
     sample: Any
     span: Callable[..., Any]

@@ -1,4 +1,4 @@
-"""Episodes of slime's samples in workers: the requests of `adapt`, and their play in a worker."""
+"""Episodes of slime's samples in worker processes: the requests that `adapt` sends, and the play in a worker."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from agentrl.workers.base import Transport, encoded
 from agentrl.workers.threads import LoopThread
 
 _LOOK_S = 0.02
-"""Seconds between two looks at slime's abort flag, which sends no event."""
+"""Seconds between two checks of slime's abort flag, which sends no event."""
 _HOMES = 100_000
-"""Number of parked episodes whose worker is remembered."""
+"""The most aborted episodes whose worker is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentSample:
-    """The needed part of a Sample besides its task."""
+    """The attributes of a Sample that a worker needs in addition to the task."""
 
     session_id: str | None
     index: int | None
     metadata: Mapping[str, JSON]
-    """Only agentrl's own entry."""
+    """The entry "agentrl" of the sample's metadata."""
     multimodal_inputs: Mapping[str, bool]
-    """The kinds of media in the prompt. The task holds the shown media."""
+    """The kinds of media in the prompt. The task has the media themselves."""
     tokens: Sequence[int]
     response_length: int
     loss_mask: Sequence[int] | None
@@ -67,18 +67,18 @@ class SentSample:
 
 @dataclass(frozen=True, slots=True)
 class _SentEpisode:
-    """A worker's answer."""
+    """The result that a worker sends for an episode."""
 
     trajectory: Trajectory
     about: Mapping[str, JSON]
     teacher_log_probs: Sequence[Sequence[float]]
     responses: Sequence[str]
-    """The text of each segment's response."""
+    """For each segment, the text of the response."""
 
 
 @asynccontextmanager
 async def open_job(config: None) -> AsyncIterator[SampleJob]:
-    """The job of a worker. Each request brings its configuration."""
+    """Open the job of a worker. Each request has its own configuration."""
     try:
         yield SampleJob()
     finally:
@@ -90,10 +90,10 @@ class SampleJob:
 
     def __init__(self) -> None:
         self._latest: Callable[[], bool] = lambda: False
-        """The abort flag of the latest request's rollout."""
+        """Returns the abort flag of the rollout with the latest request."""
 
     async def play(self, request: SampleRequest, aborted: Callable[[], bool]) -> _SentEpisode:
-        """Raises ConfigError."""
+        """Play the episode of a request. Raises ConfigError."""
         self._latest = aborted
         share_images(request.task.prompt)
         flag = aborted if request.in_slime else None
@@ -110,7 +110,7 @@ class SampleJob:
 
 @dataclass(slots=True)
 class SampleWorkers:
-    """The workers of this process. slime's rollout and its evaluation call from different event loops."""
+    """The workers of this process. slime's rollout and its evaluation use these workers from different event loops."""
 
     size: int
     thread: LoopThread = field(default_factory=lambda: LoopThread("agentrl-workers"))
@@ -123,7 +123,8 @@ class SampleWorkers:
     _homes: OrderedDict[str, str] = field(default_factory=OrderedDict)
 
     async def play(self, request: SampleRequest, aborted: Callable[[], bool] | None) -> PlayedSample:
-        """As `play_sample`, in a worker. If two workers die during the play, the episode has failed.
+        """Play the episode of a sample in a worker, as `play_sample` does. If two workers die during the episode, it
+        fails.
 
         Raises ConfigError.
         """
@@ -154,7 +155,7 @@ class SampleWorkers:
         )
 
     async def _play(self, request: bytes, name: str, aborted: Callable[[], bool] | None) -> WorkerAnswer:
-        """In the thread of the pool."""
+        """Play the episode in the pool. Runs in the thread of the pool."""
         pool = await self.started()
         self._aborted = aborted
         self._look(pool)
@@ -172,7 +173,8 @@ class SampleWorkers:
         return answer
 
     async def started(self) -> WorkerPool:
-        """The pool. All episodes wait for the same start. If the start fails, each raises its ConfigError."""
+        """The pool of workers. All episodes wait for the same start. If the start fails, each episode raises its
+        ConfigError."""
         self.starting = self.starting or asyncio.create_task(self._start())
         return await asyncio.shield(self.starting)
 
@@ -182,7 +184,7 @@ class SampleWorkers:
         return self.pool
 
     async def _watch(self, pool: WorkerPool) -> None:
-        """Tell the workers when slime aborts."""
+        """Tell the workers when slime aborts its episodes."""
         while self._playing:
             self._look(pool)
             await asyncio.sleep(_LOOK_S)
@@ -210,7 +212,7 @@ class SampleWorkers:
 
 
 def _ray() -> Any:
-    """Ray's module, if this process is part of a cluster. Else None."""
+    """Ray's module if this process is part of a Ray cluster, else None."""
     ray = sys.modules.get("ray")
     return ray if ray is not None and ray.is_initialized() else None
 
@@ -235,7 +237,7 @@ def _vision(model: str) -> Vision | None:
 def refuse_loopback(url: str, started: int) -> None:
     """Raises ConfigError if workers on other nodes could not reach the engine at this URL.
 
-    A cluster may grow, so the URL is checked again when more workers have `started`.
+    A cluster may grow, so the URL is checked again when the number `started` of workers has grown.
     """
     ray = _ray()
     if ray is not None and is_loopback(url) and sum(node["Alive"] for node in ray.nodes()) > 1:
@@ -246,7 +248,7 @@ _opening = threading.Lock()
 
 
 def sample_workers(size: int) -> SampleWorkers:
-    """The workers of this process; they start at the first episode."""
+    """The workers of this process, which start with the first episode."""
     with _opening:
         return _workers(size)
 

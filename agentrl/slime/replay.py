@@ -38,7 +38,7 @@ _TOP_K_IDS, _TOP_K_LOG_PROBS = ("output_topk_token_ids",), ("output_topk_log_pro
 
 
 def request_fields(args: Any) -> dict[str, Any]:
-    """The request fields for this data. slime's sampling_params already request top-p ids."""
+    """The fields of a request that ask the engine for this data. slime's sampling_params already ask for top-p ids."""
     flags, fields = HostArgs.of(args), dict[str, Any]()
     if flags.use_rollout_routing_replay:
         fields["return_routed_experts"] = True
@@ -60,16 +60,17 @@ def check_flags(flags: HostArgs) -> None:
 class IncrementalExperts(EngineWrapper):
     """Requests the experts of new tokens only, for the single conversation of an episode.
 
-    With all experts, a request of n tokens returns n x layers x topk numbers, and an episode the square. SGLang takes
-    `routed_experts_start_len` and returns only later rows (managers/io_struct.py, 0.5.23). A server that ignores the
-    field returns all rows. The number of rows shows the difference.
+    A request for the experts of n tokens returns n x layers x topk numbers, so the sum over an episode would grow with
+    the square of its length. With the field `routed_experts_start_len` SGLang returns only later rows
+    (managers/io_struct.py, 0.5.23). A server that ignores the field returns all rows. The number of rows shows the
+    difference.
     """
 
     engine: SGLangEngine
     width: int
-    """Numbers in a row: num_layers * moe_router_topk."""
+    """The number of values in a row: num_layers * moe_router_topk."""
     _known: list[int] = field(default_factory=list)
-    """The tokens of the last request and its answer. The experts of all tokens except the last are known."""
+    """The tokens of the last request and of its response. The experts of all these tokens except the last are known."""
 
     async def generate(
         self, input_ids: Sequence[int], sampling_params: SamplingParams, **request: Unpack[RequestFields]
@@ -89,9 +90,9 @@ class IncrementalExperts(EngineWrapper):
 
 
 def write_replay_data(args: Any, sample: Any, segment: Segment) -> None:
-    """Write the replay data for slime's flags into the training sample of this segment.
+    """Write the data that slime's flags ask for into the training sample of this segment.
 
-    Raises ConfigError where the engine did not return the data of a flag.
+    Raises ConfigError if the engine did not return the data of a flag.
     """
     flags = HostArgs.of(args)
     if not (flags.replays_top_p or flags.use_rollout_routing_replay or flags.use_score_centering):
@@ -113,7 +114,8 @@ def write_replay_data(args: Any, sample: Any, segment: Segment) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Generation:
-    """`response[start:stop]`, sampled by one request. The engine sampled `count` tokens, more after a cut."""
+    """The tokens `response[start:stop]`, which a single request sampled. `count` is the number of tokens that the
+    engine sampled. The number is larger than stop - start if the tokens were cut."""
 
     start: int
     stop: int
@@ -122,7 +124,8 @@ class _Generation:
 
 
 def _generations(segment: Segment) -> list[_Generation]:
-    """The requests that sampled tokens, in order. Requests of one turn are adjacent. Only the last may be cut."""
+    """The requests that sampled the segment's tokens, in order. In a turn of several requests, only the tokens of the
+    last may be cut."""
     generations: list[_Generation] = []
     sampled = [span for span in segment.spans if span.kind == "sampled"]
     for turn in sorted({span.turn for span in sampled}):
@@ -136,7 +139,8 @@ def _generations(segment: Segment) -> list[_Generation]:
 
 
 def _top_p(flags: HostArgs, response_length: int, generations: Sequence[_Generation]) -> tuple[Ints, Ints]:
-    """Ids of all nuclei, and each token's offset, shape [response_length + 1]. Unsampled tokens have no nucleus."""
+    """The ids of all top-p nuclei, and the offset of each token's nucleus, shape [response_length + 1]. Tokens that the
+    model did not sample have no nucleus."""
     import numpy as np
 
     sizes = np.zeros(response_length + 1, np.int32)
@@ -162,8 +166,9 @@ def _top_p(flags: HostArgs, response_length: int, generations: Sequence[_Generat
 def _top_k(
     flags: HostArgs, response_length: int, generations: Sequence[_Generation]
 ) -> tuple[Ints, NDArray[np.float32]]:
-    """The likeliest tokens at each place and their log-probs, both [response_length, k]. slime fills the places of
-    other tokens with k different ids of equal probability, which its loss masks (slime/utils/types.py, 0.4)."""
+    """The likeliest token ids at each place and their log-probs, both [response_length, k]. For tokens that the model
+    did not sample, slime expects k different ids of equal probability, which its loss masks (slime/utils/types.py,
+    0.4)."""
     import numpy as np
 
     k = flags.score_centering_top_k
@@ -186,8 +191,9 @@ def _top_k(
 def _routed_experts(flags: HostArgs, rows: int, prompt_length: int, generations: Sequence[_Generation]) -> Ints:
     """Experts of each token except the last, shape [rows, num_layers, moe_router_topk].
 
-    A request covers all tokens, or the tokens from routed_experts_start_len on. Its experts replace earlier experts.
-    Tokens after the last request have no loss, so they get arbitrary experts: slime's own padding (cp_utils.py:239).
+    The response to a request has the experts of all tokens, or of the tokens from routed_experts_start_len on. These
+    experts replace earlier experts. Tokens after the last request have no loss, so they get arbitrary experts: slime's
+    own padding (cp_utils.py:239).
     """
     import numpy as np
 
@@ -214,13 +220,15 @@ def _routed_experts(flags: HostArgs, rows: int, prompt_length: int, generations:
 
 
 def _from_last_complete(generations: Sequence[_Generation]) -> Sequence[_Generation]:
-    """The generations from the last generation of a whole sequence. Earlier generations need not be decoded."""
+    """The generations from the last on that returned the experts of a whole sequence. Earlier generations need not be
+    decoded."""
     whole = [i for i, generation in enumerate(generations) if _is_complete(generation.meta)]
     return generations[whole[-1] if whole else 0 :]
 
 
 def forget_old_experts(trajectory: Trajectory) -> None:
-    """Drop experts that a later request has returned again: memory would grow with the square of the length."""
+    """Remove experts that a later request has returned again. Otherwise memory would grow with the square of the
+    length."""
     turns = trajectory.segment.turns
     seen = [(turn, i) for turn in turns for i in range(len(turn.meta))]
     last = max((n for n, (turn, i) in enumerate(seen) if _is_complete(turn.meta[i])), default=0)
@@ -229,7 +237,7 @@ def forget_old_experts(trajectory: Trajectory) -> None:
 
 
 def _is_complete(meta: Mapping[str, Any]) -> bool:
-    """Whether `meta` holds the experts of a whole sequence, from the first token on."""
+    """Whether `meta` has the experts of a whole sequence, from the first token on."""
     return not meta.get(_START) and any(meta.get(name) is not None for name in _EXPERTS)
 
 
@@ -244,7 +252,8 @@ def _ints(meta: Mapping[str, Any], names: Sequence[str]) -> Ints | None:
 
 
 def _numbers(meta: Mapping[str, Any], names: Sequence[str], kind: type[N]) -> NDArray[N] | None:
-    """The first of these fields as a flat array. SGLang sends base64 of the bytes; numbers are read, too."""
+    """The first of these fields that exists, as a flat array. SGLang sends base64 of the bytes; lists of numbers are
+    read, too."""
     import numpy as np
 
     value = next((meta[name] for name in names if meta.get(name) is not None), None)

@@ -1,4 +1,5 @@
-"""Resuming: slime sends an aborted sample again, with the ticket of the parked episode in its metadata."""
+"""Resuming: slime sends an aborted sample again. The metadata of the sample has a ticket, by which the saved state of
+the episode (the parked episode) is looked up."""
 
 from __future__ import annotations
 
@@ -24,28 +25,30 @@ log = logging.getLogger("agentrl")
 
 @dataclass(slots=True)
 class Resumption:
-    """The resume state of a sample during one call of `adapt`."""
+    """The state of a sample's resumption during a call of `adapt`."""
 
     parking: Parking
     config: ParkingConfig
     sample: str = ""
-    """A name of the sample over all its aborts; see `sample_name`."""
+    """A name of the sample that stays the same after each abort; see `sample_name`."""
     session_id: str = ""
     key: str = ""
-    """The key of the episode's file, while this call may own the file."""
+    """The key of the file with the episode's state, while this call may own the file."""
     resumes: int = 0
-    """How often the episode continued where it had stopped."""
+    """How many times the episode continued where it had stopped."""
     restarts: int = 0
-    """How often the episode restarted although a part had been played."""
+    """How many times the episode restarted although a part had been played."""
     restart_reason: str = ""
     """The reason of the last restart."""
     ticket: Mapping[str, JSON] | None = None
 
     async def take(self, flags: HostArgs, sample: Any, stopped: Callable[[], bool] | None = None) -> Parked | None:
-        """Fetch the parked episode of the sample's ticket, with slime's masking applied. None: the episode restarts.
+        """Fetch the parked episode of the sample's ticket, and mask the tokens that slime has masked. Returns None if
+        the episode restarts.
 
-        On a shared folder a sample without a ticket is looked up by its session, because its process may have died. The
-        caller owns `parked.env` and must close it. So the caller may not await before the close is guaranteed.
+        If the parking folder is shared, the episode of a sample without a ticket is looked up by the session, because
+        the process of the episode may have died. The caller owns `parked.env` and must close it. So the caller may not
+        await before the close is guaranteed.
         """
         earlier, remembered = _earlier(sample), self.parking.noted(self.sample)
         self.resumes, self.restarts = earlier.get("resumes", 0), earlier.get("restarts", 0)
@@ -77,7 +80,8 @@ class Resumption:
         return None
 
     async def _found(self, ticket: Any, stopped: Callable[[], bool] | None) -> Parked | None:
-        """The episode of the ticket. Without a ticket, the session's episode, if a dead process has left it.
+        """The parked episode of a ticket. Without a ticket, the parked episode of the session, if left by a process
+        that died.
 
         Raises ResumeError.
         """
@@ -96,7 +100,7 @@ class Resumption:
             return None
 
     def cannot_resume(self, reason: str) -> None:
-        """Count the episode of `take` as a restart instead of a resume."""
+        """Count the episode that `take` returned as a restart, not as a resume."""
         self.resumes -= 1
         self.restarted(reason)
 
@@ -111,10 +115,11 @@ class Resumption:
         await self.parking.save(self.key, parked, self.config.keep_s)
 
     async def hold(self, trajectory: Trajectory) -> None:
-        """Park an ended episode as aborted. Otherwise slime would lose the prompt.
+        """Park an episode that has ended during an abort, and mark the episode as aborted. Otherwise slime would lose
+        the prompt.
 
-        When slime sends the sample again, the ended episode is taken. A failed episode is left out, since it would be
-        played again.
+        When slime sends the sample again, the ended episode is returned. A failed episode is not parked, because it
+        will be played again.
         """
         if trajectory.stop in (StopReason.ABORTED, StopReason.FAILED):
             return
@@ -139,11 +144,11 @@ class Resumption:
             trajectory.info["not_saved"] = one_line(exc)
 
     async def give_back(self) -> None:
-        """Leave an episode that this call took, and has neither parked nor ended, to any process."""
+        """Let any process take an episode that this call took, and has neither parked nor ended."""
         await self.parking.give_back(self.key)
 
     def metadata(self) -> dict[str, JSON]:
-        """The entries for metadata["agentrl"]. Empty for an episode without an abort."""
+        """The entries of metadata["agentrl"] about resumption. Empty for an episode without an abort."""
         entries = {
             "resume": self.ticket,
             "resumes": self.resumes,
@@ -154,7 +159,8 @@ class Resumption:
 
 
 def sample_name(sample: Any) -> str:
-    """The sample's session, or its number in the run: slime keeps both over aborts. "" if the sample has neither."""
+    """The session of a sample, else its number in the run. Both stay the same after an abort. "" if the sample has
+    neither."""
     index = getattr(sample, "index", None)
     return session_of(sample) or ("" if index is None else f"index {index}")
 
@@ -164,7 +170,8 @@ def _end_of(trajectory: Trajectory) -> Parked:
 
 
 def _earlier(sample: Any) -> Mapping[str, JSON]:
-    """The earlier account of the sample. Empty for a row that an earlier run has written."""
+    """The entries of metadata["agentrl"] from earlier attempts of this run. Empty for a row that an earlier run has
+    written."""
     account, session = episode_metadata(sample), session_of(sample)
     return {} if session and account.get("session_id", session) != session else account
 
@@ -178,7 +185,7 @@ def _warn_of_lost_ticket() -> None:
 
 
 def _reason_not_parked(earlier: Mapping[str, JSON]) -> str:
-    """The reason why no episode was parked. "" if there was no episode to park."""
+    """The reason why no episode is parked. "" if there was no episode to park."""
     if failure := earlier.get("failure"):
         return f"it failed in {failure['boundary']}: {failure['error']}"
     if problem := earlier.get("info", {}).get("not_parked"):
@@ -188,11 +195,13 @@ def _reason_not_parked(earlier: Mapping[str, JSON]) -> str:
 
 
 def _apply_mask_of(flags: HostArgs, sample: Any, trajectory: Trajectory, *, later: bool) -> bool:
-    """Mask the tokens that slime has masked in `sample.loss_mask`. False if the sample now has other tokens.
+    """Mask the tokens that slime has masked in `sample.loss_mask`. Returns False if the sample now has other tokens
+    than the episode.
 
-    The sample holds the last segment. slime masks all tokens of older weights, so earlier segments are masked, too.
-    `later`: the state must continue the sample's tokens, which may be older, because a dead process played on.
-    Otherwise the sample must be unplayed: the dead process had the first turn.
+    The sample has the tokens of the last segment. slime masks all tokens of older weights, so earlier segments are
+    masked, too. `later`: the episode must continue the sample's tokens. The sample may be older than the episode,
+    because a process may have played on and then died. Without `later`, the sample must be unplayed: then the process
+    that died had played the episode from its first turn.
     """
     length, mask = trajectory.segment.response_length, sample.loss_mask
     if sample.tokens[: trajectory.segment.length] != trajectory.tokens:
@@ -215,12 +224,12 @@ def _begins(sample: Any, trajectory: Trajectory) -> bool:
 
 
 def _is_unplayed(sample: Any) -> bool:
-    """Whether the sample has no tokens, or only tokens of an abort before the prompt."""
+    """Whether the sample has no tokens, or only tokens that an abort wrote before the prompt was known."""
     return not sample.tokens or _own_tokens(sample) == [NO_TOKEN]
 
 
 def _own_tokens(sample: Any) -> list[int]:
-    """The sample's tokens, without the placeholder token of an empty response."""
+    """The sample's tokens, without the placeholder token that stands for an empty response."""
     added = sample.response_length == 1 and not any(sample.loss_mask or ())
     tokens: list[int] = sample.tokens[:-1] if added else sample.tokens
     return tokens

@@ -1,4 +1,4 @@
-"""Rewards under slime: for its reward model hook, and with the right baseline."""
+"""Rewards under slime: the hook for slime's reward model, and the hook that subtracts baselines."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _EPSILON = 1e-6
 async def reward(args: Any, sample: Any, **kwargs: Any) -> JSON:
     """--custom-rm-path: the reward from the Env or from the configured reward function.
 
-    For a list (slime's batches and, under --group-rm, groups) the result has the same nesting. Under --group-rm slime
-    overwrites `sample.reward` with the result, so with this hook every sample keeps its own reward.
+    For a list (a batch, or under --group-rm a group) the result has the same nesting. Under --group-rm slime overwrites
+    `sample.reward` with the result, so with this hook every sample keeps its reward.
 
-    An episode without a score gets 0, as without this hook, and a warning is logged once. An Env that rewards only
-    steps may have episodes without a reward. Raises ConfigError for a sample that no Env played.
+    An episode without a score gets 0, as without this hook, and a warning is logged once. Such episodes are possible if
+    an Env rewards only steps. Raises ConfigError for a sample that no Env played.
     """
     if isinstance(sample, list):
         return [await reward(args, member, **kwargs) for member in sample]
@@ -50,7 +50,7 @@ def _warn_unscored() -> None:
 
 
 def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
-    """--custom-reward-post-process-path: raw rewards, and rewards relative to their baseline.
+    """--custom-reward-post-process-path: the raw rewards, and the rewards relative to their baseline.
 
     Both lists have a number for each sample. slime calls this hook in place of its own baseline, for every estimator
     (ray/rollout.py:608; data/batch_builder.py in 0.4). With groups of equal size and no failures the result is slime's
@@ -58,11 +58,11 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
     divide the rest by their standard deviation (n - 1) + 1e-6, if the flags ask for it. FlashREINFORCE subtracts the
     mean of the batch. PPO and REINFORCE++ take the rewards unchanged.
 
-    Two things differ from slime. Prompts are identified by `group_index`, and each rollout counts once, with any number
-    of samples; slime treats uneven groups as a single group. (Where the branches of an agent's session have rewards,
-    each branch counts once, against the branches of its role.) And an episode that was aborted, or failed by the
-    environment or a bug, neither counts nor gets an advantage: the policy did not cause its 0.0. Its raw reward is 0,
-    even if a reward model of --group-rm has set another.
+    Two things differ from slime. First, prompts are identified by `group_index`, and each rollout counts once, with any
+    number of samples; slime treats uneven groups as a single group. (If the branches of an agent's session have
+    rewards, each branch counts once, and is compared with the branches of its role.) Second, an episode that was
+    aborted, or that failed because of the environment or a bug, neither counts nor gets an advantage: the policy did
+    not cause its 0.0. Its raw reward is 0, even if a reward model of --group-rm has set another value.
 
     Raises ConfigError for an unknown estimator, for a reward that is not a finite number, and for a sample without a
     group_index, where prompts have baselines.
@@ -86,7 +86,7 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
 
 
 def _baselines(flags: HostArgs, samples: Sequence[Any]) -> dict[tuple[int | None, str, str], _Baseline]:
-    """The baseline of each prompt, seat and role, by `group_index`."""
+    """(group_index, seat, role) -> the baseline."""
     compared: dict[tuple[str, str], list[Any]] = {}
     for sample in samples:
         compared.setdefault(_compared(sample), []).append(sample)
@@ -98,7 +98,7 @@ def _baselines(flags: HostArgs, samples: Sequence[Any]) -> dict[tuple[int | None
 
 
 def _compared(sample: Any) -> tuple[str, str]:
-    """The seat and the role of a sample. Only samples with both in common are compared."""
+    """The seat and the role of a sample. Only samples with the same seat and the same role are compared."""
     return seat_of(sample), role_of(branch_of(sample))
 
 
@@ -117,7 +117,7 @@ def _of_one_role(flags: HostArgs, samples: Sequence[Any]) -> dict[int | None, _B
 
 @dataclass(frozen=True, slots=True)
 class _Baseline:
-    """The mean and the scale of the rewards of a prompt, or of a batch."""
+    """The mean of the rewards of a prompt or of a batch, and the divisor of the differences from the mean."""
 
     mean: float = 0.0
     scale: float = 1.0
@@ -135,8 +135,8 @@ class _Baseline:
 
 
 def rollout_rewards(args: Any, samples: Sequence[Any], *, evaluation: bool = False) -> list[float]:
-    """The reward of each valid rollout of a prompt. A fan-out has the mean of its samples, or the agent's `score` of
-    the whole episode."""
+    """The reward of each valid rollout of a prompt. A rollout with several samples (a fan-out) has the mean of their
+    rewards, or the agent's `score` of the whole episode."""
     valid = [sample for sample in samples if is_valid(sample)]
     of_episodes = [episode_metadata(siblings[-1]).get(EPISODE_REWARD_KEY) for siblings in by_rollout(valid)]
     means = _means(HostArgs.of(args), by_rollout(valid), evaluation=evaluation)
@@ -147,7 +147,7 @@ def rollout_rewards(args: Any, samples: Sequence[Any], *, evaluation: bool = Fal
 
 
 def rewards_by_role(args: Any, samples: Sequence[Any]) -> dict[str, list[float]]:
-    """The comparable rewards of a prompt by role: of each valid rollout, or of its branches."""
+    """Role -> the comparable rewards of a prompt: a reward for each valid rollout, or for each of its branches."""
     roles: dict[str, list[Any]] = {}
     for sample in filter(is_valid, samples):
         roles.setdefault(role_of(branch_of(sample)), []).append(sample)
@@ -156,7 +156,7 @@ def rewards_by_role(args: Any, samples: Sequence[Any]) -> dict[str, list[float]]
 
 
 def _branch_rewards(flags: HostArgs, samples: Sequence[Any]) -> list[float]:
-    """The reward of each valid rollout, or of each branch with a reward."""
+    """A reward for each valid rollout, or for each branch that has a reward."""
     return _means(flags, by_rollout(filter(is_valid, samples), branches=True))
 
 

@@ -1,10 +1,10 @@
 """--rollout-function-path: slime's sync and fully-async rollout, played by agentrl's loop.
 
-The play of a group stays slime's: its seeds, its slots, its reward models. The loop decides when groups begin, how
+slime itself plays each group, with slime's seeds, slots and reward models. The loop decides when groups begin, how
 aborted, too old and filtered groups are treated, and in which order groups are trained. The loop runs on slime's own
 event loop, as evaluations do, so both run side by side.
 
-For slime before 0.4. From 0.4 on slime's queues do this work, and agentrl only brings the Env.
+These functions are for slime before 0.4. From 0.4 on, slime's queues do this work, and agentrl only provides the Env.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ log = logging.getLogger("agentrl")
 
 
 def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
-    """--rollout-function-path agentrl.slime.generate_rollout: the groups of one rollout, in the order of their prompts.
+    """--rollout-function-path agentrl.slime.generate_rollout: play the groups of a rollout. Returns the groups in the
+    order of their prompts.
 
-    Like slime's own function, it plays --over-sampling-batch-size groups, drops the groups that
+    Like slime's own function, this function plays --over-sampling-batch-size groups, drops the groups that
     --dynamic-sampling-filter-path refuses, and aborts the rest once the rollout is full. No prompt is lost: with
     --partial-rollout the played parts of the rest return to the data source, otherwise only their prompts. The
     exception of an episode ends the rollout.
@@ -46,12 +47,12 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
 
 
 def generate_rollout_fully_async(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
-    """--rollout-function-path agentrl.slime.generate_rollout_fully_async: the ready groups, the oldest first.
+    """--rollout-function-path agentrl.slime.generate_rollout_fully_async: returns the ready groups, the oldest first.
 
-    Groups are played all the time, as far ahead as `staleness` under `agentrl` allows, counted in rollouts. A group
-    with a too early beginning is dropped (`stale: drop`) or trained unchanged (`mask`, with slime's own correction of
-    off-policy tokens). Evaluations run side by side. Dynamic filters are called. The exception of an episode ends the
-    run.
+    Groups are played all the time, as many rollouts ahead as the key `staleness` under `agentrl` allows. A group that
+    began too many rollouts ago is dropped (`stale: drop`) or trained unchanged (`stale: mask`, with slime's own
+    correction of off-policy tokens). Evaluations run at the same time. Dynamic filters are called. The exception of an
+    episode ends the run.
     """
     host = _Host.here(args)
     if evaluation:
@@ -61,18 +62,18 @@ def generate_rollout_fully_async(args: Any, rollout_id: int, data_source: Any, e
 
 @dataclass(eq=False, slots=True)
 class SampleGroup:
-    """The samples of a prompt, fresh from the data source or in play."""
+    """The samples of a prompt, which are fresh from the data source or in play."""
 
     number: int
     born: int
     samples: list[Any]
     fresh: list[Any] | None
-    """A copy of the fresh samples. None where the played part is kept."""
+    """A copy of the fresh samples, to restart the group. None if the group continues with the tokens played so far."""
 
 
 @dataclass(slots=True)
 class SampleSource:
-    """slime's data source, as a source of groups."""
+    """slime's data source with the interface of a GroupSource."""
 
     data_source: Any
     partial: bool
@@ -101,13 +102,13 @@ class SampleSource:
             self.data_source.drop(group.samples, reason)
 
     def shipped(self, rollout_id: int, groups: list[list[Any]]) -> None:
-        """The rollout gives these groups to the trainer."""
+        """Tell the data source that a rollout gives these groups to the trainer."""
         if isinstance(self.data_source, DataSource):
             self.data_source.shipped(rollout_id, groups)
 
 
 class _Host:
-    """slime's modules, and their services for a rollout."""
+    """The modules of slime or miles, and the functions that a rollout needs of these modules."""
 
     def __init__(self, args: Any, package: str) -> None:
         self.args, self.flags = args, HostArgs.of(args)
@@ -119,7 +120,7 @@ class _Host:
 
     @classmethod
     def here(cls, args: Any) -> _Host:
-        """Raises ConfigError outside of slime, and for slime from 0.4 on."""
+        """The modules of the loaded program. Raises ConfigError outside of slime, and for slime from 0.4 on."""
         package = next((name for name in PACKAGES if name in sys.modules), None)
         if package is None:
             raise ConfigError("agentrl.slime.generate_rollout is slime's: name it in slime's --rollout-function-path")
@@ -140,7 +141,8 @@ class _Host:
         return self._run(coroutine)
 
     async def play(self, group: SampleGroup) -> str | None:
-        """slime's own play of a group. Raises ConfigError for episodes that could not be played."""
+        """Let slime play a group. Returns `aborted` if a sample was aborted, else None. Raises ConfigError for episodes
+        that could not be played."""
         params = self.state.sampling_params.copy()
         group.samples = await self.rollout.generate_and_rm_group(self.args, group.samples, params, evaluation=False)
         samples = list(flat_samples(group.samples))
@@ -148,7 +150,8 @@ class _Host:
         return ABORTED if any(sample.status == sample.Status.ABORTED for sample in samples) else None
 
     def unwanted(self) -> Callable[[SampleGroup], str | None]:
-        """The verdict of --dynamic-sampling-filter-path on a group: the reason to drop it."""
+        """The filter of --dynamic-sampling-filter-path as a function of a group, which returns the reason to drop the
+        group, or None."""
         if not self.flags.dynamic_sampling_filter_path:
             return lambda group: None
         filter_group = self.load(self.flags.dynamic_sampling_filter_path)
@@ -165,8 +168,8 @@ class _Host:
         return GroupLoop(source, self.play, groups=self.groups, drop_reason=self.unwanted(), **values)
 
     async def cut(self, rollout_id: int) -> None:
-        """Abort the requests of all of slime's servers. slime sets its flag, which stops the episodes; `state.reset`
-        clears it."""
+        """Abort the requests of all of slime's servers. slime sets its abort flag, which stops the episodes.
+        `state.reset` clears the flag."""
         await self.rollout.abort(self.args, rollout_id)
 
 
@@ -189,8 +192,8 @@ async def _sync(host: _Host, rollout_id: int, data_source: Any) -> Any:
 
 
 loops: dict[asyncio.AbstractEventLoop, tuple[GroupLoop[SampleGroup], SampleSource]] = {}
-"""The loop that plays ahead, by event loop. slime has a single event loop, from its first rollout to the end of the
-process."""
+"""Event loop -> the rollout loop that plays ahead. slime has a single event loop, from its first rollout to the end of
+the process."""
 
 
 async def _ahead(host: _Host, rollout_id: int, data_source: Any) -> Any:

@@ -13,7 +13,7 @@ from agentrl.types import StopReason
 
 
 def is_valid(sample: Any) -> bool:
-    """Whether the reward depends on the policy: the episode neither failed nor was aborted.
+    """Whether the episode neither failed nor was aborted. Only the reward of such an episode depends on the policy.
 
     `sample.remove_sample` does not decide this: slime's own filters set it to remove a sample from the loss only.
     """
@@ -21,7 +21,7 @@ def is_valid(sample: Any) -> bool:
 
 
 def flat_samples(samples: Any) -> Iterator[Any]:
-    """The Samples in nested lists. A fan-out puts a list in the place of a Sample."""
+    """The Samples in nested lists. An episode with several samples (a fan-out) is a list in the place of a Sample."""
     if isinstance(samples, list):
         for item in samples:
             yield from flat_samples(item)
@@ -30,7 +30,7 @@ def flat_samples(samples: Any) -> Iterator[Any]:
 
 
 def by_prompt(samples: Iterable[Any]) -> dict[int | None, list[Any]]:
-    """The samples of each prompt, by `group_index`."""
+    """`group_index` -> the samples of a prompt."""
     prompts: dict[int | None, list[Any]] = {}
     for sample in samples:
         prompts.setdefault(sample.group_index, []).append(sample)
@@ -38,11 +38,12 @@ def by_prompt(samples: Iterable[Any]) -> dict[int | None, list[Any]]:
 
 
 def by_rollout(samples: Iterable[Any], *, branches: bool = False) -> list[list[Any]]:
-    """Group the samples of a prompt by rollout. Only a fan-out has several samples: siblings.
+    """Group the samples of a prompt by rollout. The samples of a rollout are siblings; most rollouts have a single
+    sample.
 
-    Siblings share a `rollout_id`. Where the id is None or missing, as in slime's relatives, the `index` replaces it
-    (slime/utils/types.py:98). A sample without either counts as one rollout. Each seat of an episode counts as one;
-    with `branches`, so does each rewarded branch of an agent's session.
+    Siblings share a `rollout_id`. If the id is None or missing, as in miles, the `index` replaces the id
+    (slime/utils/types.py:98). A sample without both counts as a rollout. Each seat of an episode counts as a rollout.
+    With `branches`, each rewarded branch of an agent's session counts as a rollout, too.
     """
     rollouts: dict[Any, list[Any]] = {}
     for sample in samples:
@@ -55,13 +56,13 @@ def by_rollout(samples: Iterable[Any], *, branches: bool = False) -> list[list[A
 
 
 def seat_of(sample: Any) -> str:
-    """The seat of the sample's conversation. "" for an Env without seats."""
+    """The seat that a sample belongs to. "" for an Env without seats."""
     return str(episode_metadata(sample).get("seat", ""))
 
 
 def branch_of(sample: Any) -> str:
-    """The branch name under which an agent's `score` gave this sample's reward. "" for the main line, and without
-    branches."""
+    """The name of the branch that an agent's `score` rewarded with this sample's reward. "" for the main conversation,
+    and without branches."""
     return str(episode_metadata(sample).get(BRANCH_KEY, ""))
 
 

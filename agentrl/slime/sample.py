@@ -1,4 +1,4 @@
-"""Converts a Trajectory to a slime Sample that every path of slime accepts."""
+"""Converts a Trajectory to a slime Sample that every part of slime accepts."""
 
 from __future__ import annotations
 
@@ -16,25 +16,29 @@ from agentrl.trajectory.trajectory import Trajectory, Turn, total_ledger
 from agentrl.types import JSON, StopReason
 
 METADATA_KEY = "agentrl"
-"""agentrl writes only this key of `sample.metadata`. Other keys belong to the user."""
+"""The key of `sample.metadata` that agentrl writes. The value is the account of the episode. Other keys belong to the
+user."""
 WRITTEN_KEY = "written"
-"""The model's output, for a grader of `agentrl.rewards`. Only for episodes without a score."""
+"""The key in the account of the model's output, for a grader of `agentrl.rewards`. Only episodes without a score have
+it."""
 SPANS_KEY = "spans"
-"""The writer of each response token, and the reason for masks: [start, stop, kind, reason, turn] of each span. The
-viewer reads the spans in a dump, whose mask alone lacks the reasons."""
+"""The key in the account of the spans of the response: [start, stop, kind, reason, turn] of each span. `kind` tells who
+wrote the tokens, `reason` why they are masked. The viewer reads the spans from slime's dumps."""
 BRANCH_KEY = "branch"
-"""The branch name under which an agent's `score` gave the reward of this sample. "" for the main line."""
+"""The key in the account of the branch that an agent's `score` rewarded with the sample's reward. "" for the main
+conversation."""
 EPISODE_REWARD_KEY = "reward"
-"""The reward of the whole episode, where the samples of its branches have their own."""
+"""The key in the account of the whole episode's reward, if the samples of its branches have separate rewards."""
 ROUNDS_KEY = "round_number"
-"""Under --log-multi-turn agentrl writes this key, too: slime's metrics read the turns of an episode there."""
+"""A key that agentrl writes under --log-multi-turn, in addition to METADATA_KEY. slime's metrics read the number of
+turns from it."""
 
 NO_TOKEN = 0
-"""Replaces the prompt of an episode without a prompt."""
+"""The token id that stands for the prompt of an episode without a prompt."""
 
 _ASIDE = "agentrl_reward"
 _ROW_KEY = "row"
-"""The row's own value under METADATA_KEY stays here, inside the account."""
+"""The key in the account of the value that the row itself had under METADATA_KEY."""
 
 _STATUS: Mapping[StopReason, str] = {
     StopReason.DONE: "COMPLETED",
@@ -48,41 +52,44 @@ _STATUS: Mapping[StopReason, str] = {
     StopReason.ABORTED: "ABORTED",
     StopReason.FAILED: "FAILED",
 }
-"""Names of slime's Sample.Status. The policy causes MAX_TURNS and BAD_CALLS, so these episodes are complete."""
+"""The end of an episode -> the name in slime's Sample.Status. The policy causes MAX_TURNS and BAD_CALLS, so these
+episodes are complete."""
 _STOPS = frozenset(map(str, _STATUS))
 
 
 def episode_metadata(sample: Any) -> Mapping[str, JSON]:
-    """The account of `adapt` about the sample's episode. Empty without an episode: a row may use the key for itself."""
+    """The account of a sample's episode: the entries that `adapt` wrote to metadata["agentrl"]. Empty without an
+    episode, because a row may use the key for other values."""
     account = sample.metadata.get(METADATA_KEY) if isinstance(sample.metadata, Mapping) else None
     return account if isinstance(account, Mapping) and account.get("stop") in _STOPS else {}
 
 
 def is_played(sample: Any) -> bool:
-    """Whether `adapt` played the sample. Of other samples, agentrl notes only that their grader failed."""
+    """Whether `adapt` played the sample. The account of any other sample has at most the failure of its grader."""
     return "ledger" in episode_metadata(sample)
 
 
 def write_account(sample: Any, account: Mapping[str, JSON]) -> None:
-    """Write a plain `account` into a new mapping, since samples may share theirs. slime pickles the mapping."""
+    """Write `account` to metadata["agentrl"], in a new mapping, since samples may share a mapping. slime pickles the
+    mapping, so `account` has plain values."""
     metadata = sample.metadata if isinstance(sample.metadata, Mapping) else {}
     row = {_ROW_KEY: own_metadata(metadata)[METADATA_KEY]} if METADATA_KEY in own_metadata(metadata) else {}
     _write(sample, metadata={**metadata, METADATA_KEY: {**account, **row}})
 
 
 def set_reward_aside(sample: Any) -> None:
-    """Keep the reward beside the sample, for a host whose reward model of groups refuses samples with a reward."""
+    """Move the reward to another attribute. Some hosts' reward models of groups refuse samples with a reward."""
     setattr(sample, _ASIDE, sample.reward)
     sample.reward = None
 
 
 def reward_aside(sample: Any) -> Any:
-    """The reward that was set aside, or None."""
+    """The reward that `set_reward_aside` has moved, or None."""
     return getattr(sample, _ASIDE, None)
 
 
 def own_metadata(metadata: Mapping[str, JSON]) -> dict[str, JSON]:
-    """The row's metadata, without agentrl's account."""
+    """The metadata of the row itself, without agentrl's account."""
     row, account = dict(metadata), metadata.get(METADATA_KEY)
     if isinstance(account, Mapping) and account.get("stop") in _STOPS:
         del row[METADATA_KEY]
@@ -95,8 +102,8 @@ def clear(sample: Any) -> None:
     """Reset the fields of an earlier attempt.
 
     The reward is reset because slime calls its reward model only for samples without a reward. The loss_mask is reset
-    because it described the discarded tokens. The same holds for each field with a name `rollout_...`, except for the
-    rollout's number.
+    because it described the discarded tokens. Each field with a name `rollout_...` is reset for the same reason, except
+    for the rollout's number.
     """
     names = getattr(sample, "__dataclass_fields__", ())
     vars(sample).pop(_ASIDE, None)
@@ -127,12 +134,12 @@ def to_sample(
     extra: Mapping[str, JSON] | None = None,
     evaluation: bool = False,
 ) -> Any:
-    """Write a trajectory into a cleared Sample, and return it. Every trajectory becomes a valid Sample.
+    """Write a trajectory into a cleared Sample, and return the Sample. Every trajectory becomes a valid Sample.
 
     A failed episode is masked and removed. Its reward is 0.0. An aborted episode has the reward 0.0, too, because slime
     computes with the reward. Otherwise the reward is the trajectory's. If the trajectory has no reward, slime's reward
-    model decides. Where an agent's branches have rewards, training gets the reward of the main line's branch,
-    evaluation the episode's. `extra` is added to metadata["agentrl"].
+    model decides. If an agent's branches have rewards, training gets the reward of the main conversation's branch, and
+    evaluation gets the reward of the episode. `extra` is added to metadata["agentrl"].
 
     Only the last segment's tokens are written, as evaluation needs them. `to_samples` writes all segments. The ledger
     in the metadata counts all segments.
@@ -159,7 +166,8 @@ def to_samples(
     decode: Callable[[Sequence[int]], str],
     extra: Mapping[str, JSON] | None = None,
 ) -> list[Any]:
-    """Siblings to train on, one for each segment: valid Samples with one rollout_id and the same status.
+    """A Sample to train on for each segment of an episode. These siblings are valid Samples with the same rollout_id
+    and status.
 
     Each sibling has the tokens, ledger, counters and reward of one segment. The reward is the episode's, unless an
     agent's branches have rewards. Only the last sibling holds the data of the whole episode. The last sibling is the
@@ -185,7 +193,8 @@ def to_samples(
 
 
 def siblings_of(sample: Any, count: int) -> list[Any]:
-    """`count` samples of an episode with the same rollout_id: copies, and last the `sample` itself.
+    """`count` samples of an episode with the same rollout_id. All are copies of `sample`, except for the last, which is
+    `sample` itself.
 
     Raises ConfigError for a Sample without the field.
     """
@@ -197,7 +206,7 @@ def siblings_of(sample: Any, count: int) -> list[Any]:
 
 
 def _number_rollout(sample: Any) -> None:
-    """Set the siblings' common rollout_id: the sample's index, which is unique in a run of slime."""
+    """Set the siblings' common rollout_id to the sample's index, which is unique in a run of slime."""
     if not hasattr(sample, "rollout_id"):
         raise ConfigError(
             "an episode of several samples (thinking: strip, or seats) needs a Sample with a rollout_id, as slime's "
@@ -236,7 +245,7 @@ def _write_tokens(segment: Segment, episode: Trajectory, sample: Any, decode: Ca
 
 
 def _branch(trajectory: Trajectory, segment: Segment) -> dict[str, JSON]:
-    """The branch whose reward the sample has, if an agent's branches have rewards."""
+    """The entry BRANCH_KEY of the account, if an agent's branches have rewards."""
     return {BRANCH_KEY: trajectory.paid_as(segment)} if trajectory.branch_rewards else {}
 
 
@@ -245,7 +254,7 @@ def _spans(segment: Segment) -> list[JSON]:
 
 
 def _outcome(trajectory: Trajectory) -> dict[str, JSON]:
-    """The end of the episode, in all of its samples."""
+    """The entries of the account about the end of the episode, the same in all samples of the episode."""
     outcome: dict[str, JSON] = {"stop": str(trajectory.stop or StopReason.FAILED), "session_id": trajectory.session_id}
     if trajectory.seat:
         outcome["seat"] = trajectory.seat
@@ -258,7 +267,7 @@ def _outcome(trajectory: Trajectory) -> dict[str, JSON]:
 
 
 def _metadata(trajectory: Trajectory) -> dict[str, JSON]:
-    """The data of the episode without a field in slime."""
+    """The entries of the account about the episode for which slime has no field."""
     metadata: dict[str, JSON] = {
         **_outcome(trajectory),
         "turns": trajectory.turn_count,
@@ -277,7 +286,7 @@ def _metadata(trajectory: Trajectory) -> dict[str, JSON]:
 
 
 def _write_counts(turns: Sequence[Turn], sample: Any) -> None:
-    """Write the fields of slime's metrics: weight versions, seconds, prefix cache, speculative decoding."""
+    """Write the fields for slime's metrics: weight versions, seconds, prefix cache, speculative decoding."""
     _write(
         sample,
         weight_versions=[version for turn in turns for version in turn.weight_versions],
@@ -293,7 +302,7 @@ def _write_counts(turns: Sequence[Turn], sample: Any) -> None:
 
 
 def _write(sample: Any, **values: Any) -> None:
-    """Set the existing fields of this Sample. The Samples of slime's relatives lack some."""
+    """Set those fields that the Sample has. The Samples of miles lack some fields."""
     for name, value in values.items():
         if hasattr(sample, name):
             setattr(sample, name, value)

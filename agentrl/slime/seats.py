@@ -1,4 +1,4 @@
-"""An episode with seats under slime: a sample for each seat of the policy, with its own reward."""
+"""An episode with seats under slime. Each seat of the policy becomes a sample with its own reward."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ NOT_IN_WORKERS = "workers play no Env with seats, as {} is"
 
 
 def seating_of(config: SlimeConfig, env: type[Env], sample: Any) -> Seating:
-    """The players: one opponent for each group, in turn. Raises ConfigError."""
+    """The opponent and the seats of a sample's group. The opponents take turns from group to group. Raises
+    ConfigError."""
     turn = getattr(sample, "group_index", None)
     turn = getattr(sample, "index", None) if turn is None else turn  # slime numbers no groups in evaluation
     return open_fixed(config.opponents).seating(env.seats, turn or 0)
 
 
 def check_seats(flags: HostArgs, env: type[Env], sample: Any, *, takes_lists: bool) -> None:
-    """Raises ConfigError for flags that forbid a sample for each seat."""
+    """Raises ConfigError if the flags forbid several samples for an episode."""
     problems = fan_out_problems(flags, takes_lists=takes_lists)
     if flags.use_rollout_routing_replay:
         problems.append("remove --use-rollout-routing-replay, which follows one conversation")
@@ -43,8 +44,8 @@ def check_seats(flags: HostArgs, env: type[Env], sample: Any, *, takes_lists: bo
 async def play_seats(
     opening: Awaitable[EnvFactory], task: Task, seating: Seating, seed: int, **arguments: Any
 ) -> dict[str, Trajectory]:
-    """The trajectories of the policy's seats, in the Env's order. `opening` gives the Envs, after their `share` has
-    returned. `arguments` go to `run_seats`."""
+    """Play an episode. Returns the trajectories of the policy's seats, in the Env's order. `opening` is awaited for the
+    Envs, whose `share` has then returned. `arguments` are passed to `run_seats`."""
     boundary: Boundary = "share"
     try:
         envs = await opening
@@ -68,8 +69,8 @@ async def play_seats(
 
 
 def samples_of(sample: Any, seated: Mapping[str, Trajectory]) -> list[tuple[Any, Trajectory]]:
-    """A sample for each seat; they share a rollout_id. The last is `sample`. An aborted episode is a single sample,
-    since slime sends no lists again."""
+    """A sample for each seat, all with the same rollout_id. The last is `sample` itself. An aborted episode is a single
+    sample, since slime does not send lists again."""
     trajectories = [*seated.values()]
     if len(trajectories) == 1 or trajectories[0].stop is StopReason.ABORTED:
         return [(sample, trajectories[0])]

@@ -2,7 +2,8 @@
 
     --rollout-function-path agentrl.slime.sft.generate_rollout --loss-type sft_loss --debug-train-only
 
-The rows are chat (--input-key messages --tool-key tools). They get the tokens of an episode with the same words.
+The rows are chat (--input-key messages --tool-key tools). A row gets the tokens that an episode with the same messages
+would have.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _UNBOUNDED = 1 << 30
 
 
 def generate_rollout(args: Any, rollout_id: int, data_buffer: Any, evaluation: bool = False) -> Any:
-    """The next `--rollout-batch-size` learnable rows of the data set, a sample each.
+    """The next `--rollout-batch-size` rows of the data set that can be learned, each as a sample.
 
     A row that the chat template cannot reproduce exactly is skipped and logged with the reason. Another row replaces
     it, so that a batch is always full. Raises ConfigError if a whole epoch has no usable row.
@@ -66,7 +67,7 @@ def _nothing(flags: HostArgs, skipped: Counter[str]) -> str:
 
 
 def _samples(flags: HostArgs, data_buffer: Any) -> Iterator[Any]:
-    """An endless stream of rows: a batch is read ahead, then single rows that replace skipped rows."""
+    """An endless stream of rows: first a batch, read ahead, then single rows to replace skipped rows."""
     if flags.n_samples_per_prompt != 1:
         raise ConfigError("agentrl.slime.sft: a row is learned once: leave out --n-samples-per-prompt")
     if flags.apply_chat_template:
@@ -79,7 +80,7 @@ def _samples(flags: HostArgs, data_buffer: Any) -> Iterator[Any]:
 
 
 def _read(reader: ChatReader, sample: Any) -> ChatRow:
-    """Raises SkippedError, or ConfigError where the data set holds no chat."""
+    """Read the chat of a sample. Raises SkippedError, and ConfigError if the row is no chat."""
     row = {"messages": without_arrays(sample.prompt), "tools": without_arrays(metadata_of(sample).get("tools"))}
     try:
         return reader.read(row)
@@ -88,7 +89,8 @@ def _read(reader: ChatReader, sample: Any) -> ChatRow:
 
 
 def _write(sample: Any, chat: ChatRow, renderer: Renderer) -> None:
-    """Write the tokens up to the last learned token. The response begins after the first prompt."""
+    """Write the tokens up to the last learned token. The response begins after the messages before the first assistant
+    message."""
     segment = chat.trajectory.segment
     end = max(span.stop for span in segment.spans if span.trained)
     clear(sample)
@@ -100,7 +102,7 @@ def _write(sample: Any, chat: ChatRow, renderer: Renderer) -> None:
 
 
 def _shown(sample: Any) -> str:
-    """The beginning of a row, for a search: slime gives no line number."""
+    """The beginning of a row, by which the user can find the row: slime gives no line number."""
     texts = [m.get("content") for m in without_arrays(sample.prompt) if isinstance(m, dict) and m.get("role") == "user"]
     return f"sample {sample.index}, the user says {texts[0]!r:.60}" if texts else f"sample {sample.index}"
 

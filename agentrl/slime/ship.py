@@ -27,7 +27,7 @@ def ship_evaluation(
     decode: Callable[[Sequence[int]], str],
     extra: Mapping[str, JSON],
 ) -> Any:
-    """Write the episode into the sample, with the reward in the shape for slime's evaluation."""
+    """Write the episode into the sample, with the reward in the form for slime's evaluation."""
     clear(sample)
     to_sample(trajectory, sample, decode=decode, extra=extra, evaluation=True)
     _write_reward(flags, sample, trajectory.reward_parts, evaluation=True, siblings=1)
@@ -45,10 +45,10 @@ def ship_training(
     pixels: Sequence[Pixels],
     teacher_log_probs: Sequence[Sequence[float]],
 ) -> Any:
-    """Write the episode into the sample. With `segments`, return a list with a sample for each segment.
+    """Write the episode into the sample. With `segments`, returns a list with a sample for each segment.
 
-    Without `segments`, the last segment is the sample. For an agent this is the main line; its other requests are
-    masked. An aborted episode is always a single sample, since slime sends no lists again.
+    Without `segments`, the last segment is the sample. For an agent this is the main conversation; its other requests
+    are masked. An aborted episode is always a single sample, since slime does not send lists again.
     """
     clear(sample)
     if not segments:
@@ -74,7 +74,7 @@ def ship_training(
 
 
 def _write_reward(flags: HostArgs, sample: Any, parts: Mapping[str, JSON], *, evaluation: bool, siblings: int) -> None:
-    """Put the reward into the shape for slime: a number, or a mapping with --reward-key."""
+    """Write the reward in the form for slime: a number, or with --reward-key a mapping."""
     if sample.reward is None and siblings > 1 and flags.has_reward_model(sample):
         raise ConfigError(
             "an episode of several samples needs the reward from Env.score or `reward`: slime's reward model would "

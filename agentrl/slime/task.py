@@ -1,4 +1,4 @@
-"""Converts slime's Sample to a Task. Only this module reads a sample's own content."""
+"""Converts slime's Sample to a Task. Only this module reads the prompt, label and metadata of a sample."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from agentrl.types import JSON, Observation, Raw, Task, ToolSpec
 
 _ATTRIBUTE = "agentrl_row_id"
 _ROWS = 1_000_000
-"""Of longer files, later rows are not looked up: the table is in memory."""
+"""The number of rows of a file in the look-up table, which is in memory. Later rows have no match."""
 _FILES = 64
 _Table: TypeAlias = Mapping[int, list[tuple[str, str]]]
-"""By a row's content, the ids of the rows with this content, each with the row's metadata as JSON text."""
+"""Content of a row -> the (id, metadata as JSON text) of each row with this content."""
 
 
 def from_sample(args: Any, sample: Any, *, evaluation: bool = False) -> Task:
     """Build a Task from a copy of the sample's content. Raises ConfigError for unreadable content.
 
-    The id is the row's, as in `agentrl train`; see `row_id`. A prompt that slime's --apply-chat-template has rendered
-    becomes Raw. All samples of a group have the same seed, so they play in the same world. In evaluation slime numbers
-    no groups: there each sample has its own seed, the same in every run.
+    The id is that of the row, as in `agentrl train`; see `row_id`. A prompt that slime's --apply-chat-template has
+    rendered becomes Raw. All samples of a group have the same seed, so they play in the same world. In evaluation slime
+    numbers no groups, so each sample has a different seed, which is the same in every run.
     """
     flags, metadata = HostArgs.of(args), copy.deepcopy(without_arrays(own_metadata(metadata_of(sample))))
     group, index = getattr(sample, "group_index", None), getattr(sample, "index", None)
@@ -47,7 +47,7 @@ def from_sample(args: Any, sample: Any, *, evaluation: bool = False) -> Task:
 
 
 def metadata_of(sample: Any) -> Mapping[str, JSON]:
-    """The sample's metadata. A data set may hold JSON text. Raises ConfigError if the result is not a mapping."""
+    """The sample's metadata. JSON text in a data set is parsed. Raises ConfigError if the result is not a mapping."""
     raw = sample.metadata
     parsed = {} if raw is None else _parsed(raw)
     if not isinstance(parsed, Mapping):
@@ -56,7 +56,8 @@ def metadata_of(sample: Any) -> Mapping[str, JSON]:
 
 
 def without_arrays(data: Any) -> Any:
-    """Lists for arrays, also within mappings and lists: pandas reads a list out of Parquet as an array."""
+    """The data with lists in place of arrays, also within mappings and lists: pandas reads a list of a Parquet file as
+    an array."""
     if hasattr(data, "tolist"):
         data = data.tolist()
     if isinstance(data, dict):
@@ -65,7 +66,8 @@ def without_arrays(data: Any) -> Any:
 
 
 def template_kwargs(args: Any, sample: Any, *, evaluation: bool) -> Mapping[str, Any]:
-    """The template arguments that slime would use: the sample's, else its evaluation data set's, else the flag's."""
+    """The template arguments that slime would use: those of the sample, else of its evaluation data set, else of the
+    flag."""
     if kwargs := getattr(sample, "apply_chat_template_kwargs", None):
         return dict(kwargs)
     chosen = [rendering.template_kwargs for rendering in _renderings(HostArgs.of(args), sample, evaluation)]
@@ -84,7 +86,7 @@ def _prompt(flags: HostArgs, sample: Any, *, evaluation: bool) -> Observation:
 
 
 def _renderings(flags: HostArgs, sample: Any, evaluation: bool) -> Sequence[Rendering]:
-    """The rendering of the prompt. Several answers if the sample may be from one of several data sets."""
+    """The possible renderings of the prompt: several if the sample may come from one of several data sets."""
     default = Rendering(flags.apply_chat_template, flags.apply_chat_template_kwargs or {})
     return (eval_renderings(flags, sample, default) if evaluation else ()) or [default]
 
@@ -99,7 +101,7 @@ def _same(chosen: Sequence[Any], name: str, remedy: str) -> Any:
 
 
 def _tools(raw: Any) -> Sequence[ToolSpec]:
-    """A row's tools: a list, or JSON text of a list."""
+    """The tools of a row, from a list or from the JSON text of a list."""
     tools = _parsed(raw)
     if tools is None or tools == "":
         return ()
@@ -109,7 +111,7 @@ def _tools(raw: Any) -> Sequence[ToolSpec]:
 
 
 def _parsed(value: Any) -> Any:
-    """Parse JSON text. Other values, and text that is not JSON, are returned unchanged."""
+    """The value of JSON text. Other values, and text that is not JSON, are returned unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -119,15 +121,15 @@ def _parsed(value: Any) -> Any:
 
 
 def set_row_id(sample: Any, row_id: str) -> None:
-    """Keep a row's id on its sample. Copies of the sample have it, too."""
+    """Store a row's id in its sample. Copies of the sample have the id, too."""
     setattr(sample, _ATTRIBUTE, row_id)
 
 
 def row_id(flags: HostArgs, sample: Any, metadata: Mapping[str, Any], *, evaluation: bool) -> str:
-    """The row's `id`, or else its file and line, as in `agentrl train`.
+    """The `id` of the sample's row, or else the file and line of the row, as in `agentrl train`.
 
-    The row is looked up by its content in slime's file. Without a match, as with a data source of the user's, the id is
-    the number of the sample's group, or in evaluation the sample's own.
+    The row is looked up by its content in slime's file. If no row matches, as with a data source of the user's, the id
+    is the number of the sample's group. In evaluation it is then the number of the sample.
     """
     if (stored := getattr(sample, _ATTRIBUTE, None)) is not None:
         return str(stored)
@@ -162,7 +164,8 @@ def _content(prompt: Any, label: Any) -> int:
 
 
 def _holds(metadata: Mapping[str, Any], row: str) -> bool:
-    """Whether a sample with this metadata may come from a row with the row's metadata. A data set may add keys."""
+    """Whether a sample with this metadata may come from a row with the metadata `row` (JSON text). A data set may add
+    keys."""
     try:
         columns = json.loads(row)
         columns = json.loads(columns) if isinstance(columns, str) and columns else columns or {}
@@ -172,7 +175,7 @@ def _holds(metadata: Mapping[str, Any], row: str) -> bool:
 
 
 def _text(value: Any) -> str:
-    """The same text for the same JSON, however a reader of Parquet shows arrays and missing values."""
+    """The value as JSON text. The text is the same however a reader of Parquet represents arrays and missing values."""
     return json.dumps(_plain(value), sort_keys=True, ensure_ascii=False)
 
 

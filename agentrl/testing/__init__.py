@@ -1,11 +1,12 @@
-"""For tests of an Env: play a script through the real episode loop. Needs no model, no download and no torch.
+"""Tools for tests of an Env, which play a script through the real episode loop. The tools need no model, no download
+and no torch.
 
 async def test_finds_and_answers() -> None:
     env = Capitals(shared=FakeIndex())
     t = await rollout(env, Task(prompt="Capital of France?"), [call("search", query="France"), "Paris"])
     assert (t.reward, t.stop, len(t.actions)) == (1.0, StopReason.DONE, 2)
 
-`chat_server` is a model's API with answers from a function; `Answer` is any response of a server.
+`chat_server` serves a model's API. A function returns the model's messages, or an `Answer`, which is any HTTP response.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ __all__ = ["Answer", "call", "chat_server", "rollout", "tiny_renderer"]
 
 
 def __getattr__(name: str) -> Any:
-    """The server's names, imported on first access."""
+    """Imports the names of `chat_server` on first access."""
     if name not in ("Answer", "chat_server"):
         raise AttributeError(f"module 'agentrl.testing' has no attribute {name!r}")
     names = vars(import_module("agentrl.testing.chat_server"))

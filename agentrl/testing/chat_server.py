@@ -1,4 +1,4 @@
-"""A server of chat completions with answers from a function: to test and show clients of a model's API.
+"""A server of chat completions whose replies a function returns, to test and show clients of a model's API.
 
     def reply(messages, tools):  # or async def
         return "Paris"
@@ -31,21 +31,22 @@ from agentrl.types import JSON, MaybeAwait, Message, ToolSpec
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A literal HTTP response: any response that a server may send."""
+    """An HTTP response with any status, headers and body."""
 
     body: JSON
-    """JSON, or text to send unchanged."""
+    """The body: JSON, or text that is sent unchanged."""
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
 Replying: TypeAlias = Callable[[Sequence[Message], Sequence[ToolSpec]], MaybeAwait[str | Message | Answer]]
-"""Text, an assistant message such as `call(...)`, a whole body (without a "role"), or an Answer."""
+"""A function of the messages and the tools. The function returns text, an assistant message such as `call(...)`, a
+whole response body (a mapping without "role"), or an Answer."""
 
 
 @dataclass(slots=True)
 class ChatServer:
-    """The running server, from a test's view."""
+    """A running server, as a test uses it."""
 
     url: str
     """The base URL for clients, with /v1 at the end."""
@@ -56,10 +57,10 @@ class ChatServer:
 
 @contextmanager
 def chat_server(reply: Replying, *, port: int = 0, key: str | None = None) -> Iterator[ChatServer]:
-    """Serve POST /v1/chat/completions on 127.0.0.1 from a thread. Requests are answered concurrently.
+    """Serve POST /v1/chat/completions on 127.0.0.1 from a thread. Requests are handled concurrently.
 
-    Port 0 takes a free port. With a `key`, other keys get HTTP 401. Tokens are counted as words. An exception of
-    `reply` becomes HTTP 500. Raises OSError for a taken port.
+    Port 0 takes a free port. With a `key`, requests with a different key get HTTP 401. The numbers of tokens in
+    responses are numbers of words. An exception of `reply` becomes HTTP 500. Raises OSError for a port that is in use.
     """
     server = _ChatHttpServer(("127.0.0.1", port), _Handler)
     server.reply, server.key = reply, key
@@ -75,7 +76,7 @@ def chat_server(reply: Replying, *, port: int = 0, key: str | None = None) -> It
 
 
 def completion(reply: str | Message | Mapping[str, JSON], body: Mapping[str, JSON]) -> JSON:
-    """A whole chat completion with the reply to `body`."""
+    """The response body with the reply to the request `body`: a whole chat completion."""
     if not isinstance(reply, str) and "role" not in reply:
         return reply
     message = {"role": "assistant", "content": reply} if isinstance(reply, str) else _sent(reply)
@@ -92,7 +93,8 @@ def completion(reply: str | Message | Mapping[str, JSON], body: Mapping[str, JSO
 
 
 def _sent(message: Message) -> Message:
-    """The message with arguments as text, in the form of real servers. All other fields stay unchanged."""
+    """A message with the arguments of tool calls as JSON text, as real servers send them. All other fields stay
+    unchanged."""
     calls = [dict(call) for call in message.get("tool_calls") or ()]
     for call in calls:
         function = call.get("function")
@@ -113,7 +115,7 @@ class _ChatHttpServer(ThreadingHTTPServer):
     seen: ChatServer
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore a disconnected client."""
+        """Ignore the error of a client that has disconnected."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -155,7 +157,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, *args: object) -> None:
-        """Requests are in `ChatServer.requests`."""
+        """Print nothing: all requests are in `ChatServer.requests`."""
 
 
 def _no_such(path: str) -> Answer:
@@ -163,7 +165,8 @@ def _no_such(path: str) -> Answer:
 
 
 class _Callable(ModuleType):
-    """The module shares the function's name: once imported, `agentrl.testing.chat_server` is the module."""
+    """Makes this module callable. The module and the function have the same name, and once imported,
+    `agentrl.testing.chat_server` is the module."""
 
     def __call__(self, reply: Replying, *, port: int = 0, key: str | None = None) -> AbstractContextManager[ChatServer]:
         return chat_server(reply, port=port, key=key)

@@ -1,4 +1,4 @@
-"""Play one episode with a script in the model's place."""
+"""Plays an episode with a script in place of the model."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ from agentrl.types import JSON, Limits, Message, Task
 
 
 def call(name: str, /, **arguments: JSON) -> Message:
-    """An assistant message with one tool call. The call's id, nine letters and digits, depends on name and arguments
-    only.
-    """
+    """An assistant message with a single tool call. The id of the call, nine letters and digits, depends only on name
+    and arguments."""
     return {"role": "assistant", "content": "", "tool_calls": [new_call(name, arguments)]}
 
 
@@ -40,17 +39,17 @@ async def rollout(
     reward: RewardFn | None = None,
     raise_tool_errors: bool = True,
 ) -> Trajectory:
-    """Play one episode of `env` with `turns` as the model's turns: a list, or a *player*.
+    """Play an episode of `env` with `turns` as the model's turns: a list, or a *player*.
 
-    A player is a generator or a function of messages and tools. Each `yield` of a generator returns the Env's answer as
-    text: the contents of the messages, joined by line breaks. A function is called for each turn, with the whole
-    conversation, first prompt included. So a function can play an agent with conversations of several kinds.
+    A player is a generator or a function of messages and tools. Each `yield` of a generator returns the Env's messages
+    as text: their contents, joined by line breaks. A function is called for each turn, with the whole conversation,
+    including the prompt. So a function can play an agent with conversations of several kinds.
 
     `renderer` defaults to the `tiny` model's tokenizer and template. `reward` replaces `Env.score`. `special_tokens`
-    has the meaning of `EpisodeOptions.special_tokens`. A failure of the environment is recorded on the trajectory, as
-    in a run. Raises AssertionError if the script fails or runs out of turns. A tool error other than ToolError or
-    InfraError raises AssertionError too, although in a run the model would read the error. A test of the run's
-    behaviour passes `raise_tool_errors=False`.
+    has the meaning of `EpisodeOptions.special_tokens`. A failure of the environment is recorded in the trajectory, as
+    in a run. Raises AssertionError if the script fails or runs out of turns. An exception of a tool other than
+    ToolError or InfraError raises AssertionError, too, although in a run the model would read the error. To test the
+    behaviour of a run, pass `raise_tool_errors=False`.
     """
     if inspect.isgeneratorfunction(turns):
         name = turns.__name__
@@ -77,7 +76,8 @@ async def rollout(
 
 
 def reads_messages(player: Callable[..., Any]) -> TypeGuard[Say]:
-    """Whether a player is a function of two arguments, messages and tools, instead of one."""
+    """Whether a player is a function of two arguments, messages and tools. Other functions have a single argument, the
+    input ids."""
     try:
         taken = inspect.signature(player)
         taken.bind(None, None)
@@ -91,7 +91,7 @@ def reads_messages(player: Callable[..., Any]) -> TypeGuard[Say]:
 
 
 class LastAnswer:
-    """The Env's last answer, without the template's markup."""
+    """The text of the Env's last messages, without the template's markup."""
 
     def __init__(self, env: Env) -> None:
         self._env = env
@@ -102,7 +102,7 @@ class LastAnswer:
         self._text = "\n".join("".join(texts_in(m["content"])) for m in reversed(answer)) if answer else None
 
     def read(self) -> str | None:
-        """The answer; None if the model's turn continues as raw text."""
+        """The text; None if the model's turn continues as raw text."""
         return self._env._agentrl_read(self._text)
 
 

@@ -53,7 +53,7 @@ class AsyncOrder:
         self._began = 0.0
 
     async def rollout(self, step: int) -> Played:
-        """Wait for the groups of this step. Tokens that are too old are masked."""
+        """Wait for the groups of this step. The tokens of these groups that are older than `staleness` are masked."""
         await asyncio.sleep(0)  # a cancellation during the last update comes here
         self._began = time.monotonic()
         await self._give()
@@ -84,15 +84,16 @@ class AsyncOrder:
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
-        """End the running episodes. Their groups are played again."""
+        """While the context is open, no episode runs. The running episodes are cancelled, and their groups are played
+        again."""
         await self._drawer.stop()
         self._handover.on_hold = False
         yield
 
     async def evaluate(self, step: int, evaluate: PlayEvaluation | None, *, last: bool) -> Mapping[str, JSON]:
-        """Begin the evaluation of a step in parallel with the episodes. Returns the metrics of an evaluation that has
-        ended since, with its step as `eval_step`. The last step and the next evaluation wait for a running evaluation,
-        with a limit."""
+        """Begin the evaluation of a step, in parallel with the episodes. Returns the metrics of an evaluation that has
+        ended since the last call, with the evaluation's step as `eval_step`. Otherwise the result is empty. The last
+        step, and a step with an evaluation, first wait for the running evaluation, with a limit."""
         metrics: Mapping[str, JSON] = {}
         if self._evaluating is not None and (last or evaluate is not None or self._evaluating[1].done()):
             of, task = self._evaluating
@@ -107,8 +108,8 @@ class AsyncOrder:
         return metrics
 
     async def _has_ended(self, task: asyncio.Task[Mapping[str, JSON]]) -> bool:
-        """Wait for an evaluation. False if its last episodes take many times as long as the rest: the evaluation is
-        cancelled, because steps and checkpoints wait."""
+        """Wait until an evaluation ends. Returns False if its last episodes take many times as long as the other
+        episodes: the evaluation is cancelled then, because steps and checkpoints wait for its end."""
         while not task.done():
             await asyncio.wait([task], timeout=LOOK_S)  # unlike `await task`, this does not cancel it with its waiter
             if not task.done() and (rest := of_kind("eval")) and len(late("eval")) == len(rest):
@@ -129,14 +130,14 @@ class AsyncOrder:
             return await evaluate()
 
     async def _give(self) -> None:
-        """Give the engine the newest weights. Nobody else does while episodes are played."""
+        """Give the engine the newest weights. At other times nobody gives weights: `on_hold` is set."""
         self._handover.on_hold = False
         await self._handover.give()
         self._handover.on_hold = True
 
     async def _give_beside(self) -> None:
-        """Give the engine the weights of a finished step, and let the loop continue. The step is recorded even after an
-        error here: the next checkpoint has the weights, so the groups must not be trained twice."""
+        """Give the engine the weights of a finished step, and let the loop of episodes continue. The step is recorded
+        even after an error here: the next checkpoint has the weights, so the groups must not be trained twice."""
         try:
             await self._give()
             self._drawer.loop.advance(int(self._handover.engine_version))
@@ -156,13 +157,14 @@ class AsyncOrder:
 
 
 class LearnerThread:
-    """A thread for all updates. The event loop's threads may all be busy with blocking Envs."""
+    """A thread for all updates of the weights. The threads of the event loop may all be busy with blocking Envs."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "agentrl-learner")
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Call a function in the thread, to its end. A cancellation meanwhile takes effect at the next await."""
+        """Call a function in the thread, and wait for its end. A cancellation during the call takes effect at the next
+        await."""
         running = asyncio.get_running_loop().run_in_executor(self._thread, function)
         cancelled = False
         while not running.done():
@@ -180,13 +182,14 @@ class LearnerThread:
 
 @dataclass(frozen=True, slots=True)
 class TokenAges:
-    """The ages of the tokens that a step would train."""
+    """The ages of the tokens that a step would train. The age of a token is the number of updates since its weights."""
 
     step: int
     most: int
 
     def mask_too_old(self, trajectories: Sequence[Trajectory]) -> None:
-        """Mask tokens that are older than `most`, as `off_policy`. An engine that keeps to the run's order has none."""
+        """Mask the tokens whose age is above `most`, with the reason `off_policy`. With an engine that keeps to the
+        order of the run, no token is so old."""
         for segment in (segment for trajectory in trajectories for segment in trajectory.segments):
             old = [span for span in segment.spans if span.trained and self._age(span) > self.most]
             if old:
@@ -196,14 +199,15 @@ class TokenAges:
                 segment.mask_where(mask, "off_policy")
 
     def mean_and_most(self, trajectories: Sequence[Trajectory]) -> tuple[float, int]:
-        """The mean age of the trained tokens, and the greatest; 0 without any."""
+        """The mean and the greatest age of the trained tokens; 0 and 0 without trained tokens."""
         spans = [span for t in trajectories for segment in t.segments for span in segment.spans if span.trained]
         ages = [(self._age(span), span.stop - span.start) for span in spans]
         tokens = sum(count for _, count in ages)
         return sum(age * count for age, count in ages) / max(tokens, 1), max((age for age, _ in ages), default=0)
 
     def _age(self, span: Span) -> int:
-        """Updates since the weights of a span. Raises EngineError if the engine does not report the weights."""
+        """The number of updates since the weights that sampled a span. Raises EngineError if the engine reports no
+        version."""
         version = span.weight_version or ""
         if not version.isdecimal():
             raise EngineError(

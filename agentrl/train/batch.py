@@ -23,7 +23,7 @@ from agentrl.types import RenderedImage
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A sequence with its trained tokens."""
+    """The tokens of a segment, with the positions and the weights of the trained tokens."""
 
     tokens: Sequence[int]
     positions: Sequence[int]
@@ -31,7 +31,7 @@ class Row:
     weights: Sequence[float]
     """For each position, the advantage, or the weight in a supervised loss."""
     log_probs: Sequence[float] = ()
-    """For each position, the log-prob under the old policy; empty in a supervised batch."""
+    """For each position, the log-prob under the policy that sampled the token; empty in a supervised batch."""
     share: float = 1.0
     """The weight of this row's tokens in the loss, relative to other rows."""
     media: Sequence[RenderedImage] = ()
@@ -39,7 +39,8 @@ class Row:
 
     @classmethod
     def of(cls, segment: Segment, advantages: Sequence[float], share: float = 1.0) -> Row | None:
-        """The trained tokens of a segment, each with the advantage of the turn; None without trained tokens."""
+        """The row of a segment's trained tokens. Each token gets the advantage of its turn. None without trained
+        tokens."""
         trained = [(span.turn, i) for span in segment.spans if span.trained for i in range(span.start, span.stop)]
         if not trained:
             return None
@@ -55,7 +56,7 @@ class Row:
 
     @property
     def targets(self) -> list[int]:
-        """The trained tokens."""
+        """The ids of the trained tokens."""
         return [self.tokens[position] for position in self.positions]
 
     @property
@@ -65,12 +66,13 @@ class Row:
 
     @property
     def read(self) -> tuple[int, ...]:
-        """The tokens that the model must read."""
+        """The ids of the tokens that the model must read."""
         return tuple(self.tokens[: self.length])
 
 
 def episode_rows(trajectory: Trajectory, advantages: Sequence[float], share: float = 1.0) -> list[Row]:
-    """A row for each segment of an episode with trained tokens; `advantages` by turn of the episode."""
+    """A row for each segment of an episode that has trained tokens. `advantages` has a value for each turn of the
+    episode."""
     rows = [Row.of(segment, of_segment, share) for segment, of_segment in trajectory.by_segment(advantages)]
     return [row for row in rows if row is not None]
 
@@ -80,33 +82,37 @@ class MicroBatch:
     """Rows that the model reads in a single pass."""
 
     rows: tuple[Row, ...]
-    """The rows, in the order of their trained tokens in the fields below."""
+    """The rows. The tensors below list the trained tokens in the order of these rows."""
     inputs: Mapping[str, Tensor]
-    """Arguments of the model; their `input_ids` are [lines, length]."""
+    """Arguments of the model. `input_ids` is [lines, length]: a line for each padded row, or a single line for a
+    pack."""
     pack: Pack | None
-    """None: rows padded on the right. No mask is needed: no token sees the padding under causal attention."""
+    """The pack of the rows, or None for rows that are padded on the right. Padded rows need no mask: under causal
+    attention no token sees the padding."""
     read: Pass | None
-    """The plan of a pack: the stem before the pack, and the stems that no later batch reads."""
+    """For a pack, the stem that the rows continue, and the stems that no later batch reads. A stem is a beginning of
+    rows that is read in a separate pass; see `stems.py`."""
     predicting: Tensor
-    """[k]: the positions at which any line needs logits."""
+    """[k]: the indices in a line at which any line needs logits."""
     line: Tensor
-    """[m]: the line of each prediction."""
+    """[m]: the line of `input_ids` of each prediction."""
     column: Tensor
-    """[m]: the index of the logits in `predicting`."""
+    """[m]: the index in `predicting` of each prediction's logits."""
     predicted: Tensor
-    """[m]: the predicted token. Rows that share a beginning share the predictions."""
+    """[m]: the id of each predicted token. Rows with a shared beginning share the predictions of the beginning."""
     which: Tensor
-    """[n]: the prediction of each trained token."""
+    """[n]: for each trained token, the index of its prediction among the m."""
     row: Tensor
-    """[n]: the row of each trained token."""
+    """[n]: for each trained token, the index of its row."""
     weights: Tensor
-    """[n]"""
+    """[n]: for each trained token, the advantage, or the weight in a supervised loss."""
     shares: Tensor
-    """[n]"""
+    """[n]: for each trained token, the `share` of its row."""
     log_probs: Tensor
-    """[n], or empty in a supervised batch."""
+    """[n]: for each trained token, the log-prob under the policy that sampled the token; empty in a supervised
+    batch."""
     forbidden: Tensor | None = None
-    """Tokens that no policy may sample, without log-probs."""
+    """The ids of tokens that no policy may sample. The softmax leaves these tokens out."""
 
     @classmethod
     def padded(cls, rows: Sequence[Row], device: torch.device, images: RowImages | None = None) -> MicroBatch:
@@ -137,13 +143,13 @@ class MicroBatch:
 
     @property
     def computed(self) -> int:
-        """The number of computed tokens: with padding, and with stems in the last batch that reads them."""
+        """The number of computed tokens, padding included. A stem counts in the last batch that reads the stem."""
         stems = () if self.read is None else self.read.closes
         return self.inputs["input_ids"].numel() + sum(stem.own_length for stem in stems)
 
     def backward(self, loss: Tensor) -> None:
-        """The backward pass of this batch, and of the stems that no later batch reads. To be called in the order of the
-        batches, each after its `model_log_probs`."""
+        """The backward pass of this batch, and of the stems that no later batch reads. Call it in the order of the
+        batches, each time after `model_log_probs` of the same batch."""
         torch.autograd.backward(loss)
         self._close()
 
@@ -154,8 +160,8 @@ class MicroBatch:
     def model_log_probs(self, model: Any, temperature: float = 1.0) -> Tensor:
         """Log-probs [n] of the trained tokens under a transformers causal language model.
 
-        Logits of more than PIECE_BYTES are made in pieces, and made again in the backward pass. Without gradients, the
-        batches have to be read in order.
+        Logits of more than PIECE_BYTES are computed in pieces, and computed again in the backward pass. Without
+        gradients, call this method in the order of the batches.
         """
         if self.read is not None and self.read.stem is not None:
             self.read.stem.compute(model)
@@ -177,7 +183,7 @@ class MicroBatch:
 
 
 def _of(rows: Sequence[Row], device: torch.device) -> dict[str, Tensor]:
-    """A batch's data of each trained token, for any layout of the rows."""
+    """The tensors of a batch that have an element for each trained token, for any layout of the rows."""
     row = _numbers(rows, device)
     return {
         "row": row,
@@ -206,9 +212,9 @@ def micro_batches(
 ) -> Iterator[MicroBatch]:
     """Batches of at most `max_tokens` tokens each. Padding counts, and shared beginnings count once.
 
-    A longer row goes alone. `packing` is the model's (`packing_of`); None: rows are padded, as a model that reads
-    `images` needs. `with_stems`: if more rows begin alike than a batch can hold, the beginning is still read only once
-    (`reads_stems`). Then a batch may be as large as the longest row.
+    A longer row is a batch of its own. `packing` is the model's packing (`packing_of`). If `packing` is None, rows are
+    padded, as a model that reads `images` needs. `with_stems`: if more rows begin alike than a batch can hold, the
+    beginning is still read only once (`reads_stems`). Then a batch may be as large as the longest row.
     """
     if packing:
         most = max([max_tokens, *(row.length for row in rows)]) if with_stems else max_tokens

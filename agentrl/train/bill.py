@@ -24,7 +24,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 _GIB = 2**30
 _WRITE_EVERY_S = 2.0
 _IN_SECONDS = 120
-"""Seconds below which a run's time is printed in seconds."""
+"""The seconds below which a run's time is printed in seconds; a longer time is printed in minutes."""
 _NAMES = {"start": "start", "warm_start": "warm start", "hand_over": "hand-over"}
 
 
@@ -42,7 +42,7 @@ class Bill:
         """Seconds of earlier processes of this run."""
         self._began = self._written_at = time.monotonic()
         self._counting = threading.RLock()
-        """With `staleness`, updates and rollouts end in different threads."""
+        """The lock of the counts. With `staleness`, updates and rollouts end in different threads."""
         self._seconds: dict[str, float] = defaultdict(float)
         self._tokens: dict[str, int] = defaultdict(int)
         self._peaks: dict[str, float] = defaultdict(float)
@@ -53,7 +53,8 @@ class Bill:
         return self._earlier + time.monotonic() - self._began
 
     def keep_in(self, file: Path, *, on_gpu: bool, seconds: float = 0.0) -> None:
-        """Continue the bill in `file`, and write there from now on. `seconds`: of a run without such a file."""
+        """Continue the bill in `file`, and write there from now on. `seconds` are the run's earlier seconds, for a run
+        folder without such a file."""
         self._file, self.on_gpu, self._earlier = file, on_gpu, seconds
         if file.exists():
             earlier = json.loads(file.read_text(encoding="utf-8"))
@@ -80,7 +81,7 @@ class Bill:
             self.add(name, time.monotonic() - began)
 
     def add(self, name: Phase, seconds: float) -> None:
-        """Count a finished phase. Safe from the learner's thread."""
+        """Add the seconds of a finished phase. Safe to call from the learner's thread."""
         with self._counting:
             self._seconds[name] += seconds
             self._look_at_memory()
@@ -108,8 +109,8 @@ class Bill:
             self._peaks[name] = max(self._peaks[name], gib)
 
     def to_json(self) -> dict[str, JSON]:
-        """`peak_gib` on a GPU: of tensors, of PyTorch's allocator, and of all programs at the ends of phases.
-        Overlapping phases count in full, so their sum may exceed `total_seconds`."""
+        """The bill as JSON. Overlapping phases count in full, so their sum may exceed `total_seconds`. `peak_gib` on a
+        GPU has three peaks: of tensors, of PyTorch's allocator, and of all programs at the ends of phases."""
         whole = self.seconds
         seconds = {name: round(value, 3) for name, value in self._seconds.items()}
         seconds["rest"] = round(max(0.0, whole - sum(self._seconds.values())), 3)
@@ -126,7 +127,7 @@ class Bill:
 
 
 def told_cost(bill: Mapping[str, Any]) -> str:
-    """`12.3 minutes, $0.51`."""
+    """The time and the price of a run as text, such as `12.3 minutes, $0.51`."""
     seconds = bill["total_seconds"]
     time_taken = f"{seconds:.0f} seconds" if seconds < _IN_SECONDS else f"{seconds / 60:.1f} minutes"
     return time_taken if bill["usd"] is None else f"{time_taken}, ${bill['usd']:.2f}"
@@ -149,7 +150,7 @@ def told_bill(bill: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def billed(phase: Phase) -> Callable[[Method], Method]:
-    """Decorates a method, plain or async: the time counts in this phase of `self.bill`."""
+    """Decorates a plain or async method of an object with a `bill`. The time of each call is added to this phase."""
 
     def decorate(method: Method) -> Method:
         if iscoroutinefunction(method):

@@ -1,7 +1,7 @@
-"""Gradient checkpointing: a layer stores only its inputs, and the backward pass computes the rest again.
+"""Gradient checkpointing: a layer stores only its inputs, and the backward pass computes the other activations again.
 
-transformers' switch works in train mode only. In train mode models have dropout, skipped layers, and noise in routers:
-the outputs differ from the sampled model's. So the layers are wrapped here, in eval mode.
+transformers' own gradient checkpointing works in train mode only. In train mode models have dropout, skipped layers,
+and noise in routers: the outputs differ from the sampled model's. So the layers are wrapped here, in eval mode.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from agentrl.models.adapter import without_adapter
 log = logging.getLogger("agentrl")
 
 CHECKPOINTING_FROM = 100_000_000
-"""The number of parameters from which gradient checkpointing is on by default. Below, time is worth more than
-memory."""
+"""The number of parameters from which gradient checkpointing is on by default. Smaller models save little memory, and
+the passes would be slower."""
 
 
 def wants_checkpointing(setting: bool | None, parameters: int) -> bool:
@@ -32,9 +32,10 @@ def wants_checkpointing(setting: bool | None, parameters: int) -> bool:
 
 
 def layers_to_checkpoint(model: Any, setting: bool | None) -> list[Any]:
-    """The layers to checkpoint, if any.
+    """The layers to checkpoint; empty without checkpointing.
 
-    A model without such layers leads to a log line, or to ConfigError if `setting` asks for checkpointing.
+    If checkpointing is wanted and the model has no such layers, a log line says so. Raises ConfigError if `setting`
+    asks for checkpointing then.
     """
     if not wants_checkpointing(setting, sum(parameter.numel() for parameter in model.parameters())):
         return []

@@ -1,4 +1,4 @@
-"""The configuration of an embedded training run: a YAML file, a class."""
+"""The configuration of an embedded training run: a class that is read from a YAML file."""
 
 from __future__ import annotations
 
@@ -30,36 +30,37 @@ class WarmStartConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     demonstrations: Path
-    """JSONL of trajectories, as `agentrl play` records them, or of chat: {"messages": [...], "tools": [...]}, where
-    only the assistant's tokens are imitated."""
+    """The file of demonstrations, JSONL. A line is a trajectory, as `agentrl play` records it, or chat: {"messages":
+    [...], "tools": [...]}. Of chat, only the assistant's tokens are imitated."""
     steps: int = Field(1000, gt=0)
-    """Optimizer updates."""
+    """The number of optimizer updates."""
     batch_size: int = Field(32, gt=0)
-    """Demonstrations a step, reshuffled each epoch."""
+    """The number of demonstrations in a step. The demonstrations are shuffled again in each epoch."""
     learning_rate: float = Field(3e-3, gt=0)
-    """The highest rate. For models other than `tiny` the default is 1e-5, or 1e-4 with LoRA. It is reached linearly
-    over the first 30 steps, or a third of fewer than 90, then falls along a cosine to a twentieth.
-    """
+    """The highest learning rate. For models other than `tiny` the default is 1e-5, or 1e-4 with LoRA. The learning rate
+    rises linearly over the first 30 steps (over the first third of fewer than 90 steps), then falls along a cosine to a
+    twentieth."""
     context_weight: float = Field(0.0, ge=0)
-    """Weight of the loss on prompt and observation tokens; 1 teaches a model made from scratch to read and copy."""
+    """The weight of the loss on prompt and observation tokens. 1 teaches a model with random weights to read and
+    copy."""
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """muon: hidden matrices by Muon at five times the learning rate, the rest by AdamW. For models from scratch. adamw
-    is the run's `optimizer`."""
+    """The optimizer. muon: hidden matrices by Muon at five times the learning rate, all other weights by AdamW; for
+    models with random weights. adamw: the run's `optimizer`."""
 
 
 class ColumnsConfig(BaseModel):
-    """The columns of a data set. Other columns are left out, except `id` and `seed`."""
+    """The columns of a data set that hold a task's fields. Other columns are left out, except `id` and `seed`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     input_key: str = "prompt"
-    """The prompt: text, or messages."""
+    """The column of the prompt: text, or messages."""
     label_key: str | None = None
-    """The label: anything."""
+    """The column of the label: any value. null: no labels."""
     metadata_key: str | None = None
-    """An object, or the JSON text of an object."""
+    """The column of the metadata: an object, or the JSON text of an object. null: no metadata."""
     tool_key: str | None = None
-    """A list of tools, or the JSON text of a list."""
+    """The column of the tools: a list, or the JSON text of a list. null: no tools."""
 
 
 class LoRAConfig(BaseModel):
@@ -68,11 +69,12 @@ class LoRAConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     rank: int = Field(16, gt=0)
-    """The smaller side of each pair of matrices."""
+    """The rank: the smaller side of each pair of added matrices."""
     alpha: float = Field(gt=0)
     """The product of the matrices is scaled by alpha / rank. The default is twice the rank."""
     targets: str | list[str] = "all-linear"
-    """The layers: all-linear (all but head and embeddings), a list of names such as q_proj, or a regular expression."""
+    """The adapted layers: all-linear (all linear layers but the head), a list of names such as q_proj, or a regular
+    expression."""
 
     @model_validator(mode="before")
     @classmethod
@@ -87,12 +89,14 @@ class TeacherConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     model: str
-    """A run's folder, a Hugging Face folder, a name on its Hub, or the URL of an SGLang server, http://HOST:PORT. The
-    teacher needs the student's tokenizer."""
+    """The teacher: a run's folder, a Hugging Face folder, a name on the Hugging Face Hub, or the URL of an SGLang
+    server, http://HOST:PORT. The teacher needs the student's tokenizer."""
     weight: float = Field(1.0, gt=0)
-    """Each sampled token's advantage is this times (teacher's log-prob - student's): the reverse KL, negated."""
+    """The factor of the teacher's advantages. The advantage of a sampled token is weight * (teacher's log-prob -
+    student's log-prob), an estimate of the negated reverse KL."""
     beside_reward: bool = False
-    """Add the advantages of the rewards. False: the rewards are reported, and not trained on."""
+    """true: the advantages of the rewards are added to the teacher's. false: the rewards are reported, and not trained
+    on."""
 
     @property
     def is_served(self) -> bool:
@@ -100,18 +104,20 @@ class TeacherConfig(BaseModel):
 
 
 class FailureConfig(BaseModel):
-    """The fate of episodes whose environment fails. They have no reward, and are not part of the baseline."""
+    """The fate of episodes whose environment fails. A failed episode has no reward, and does not count in the
+    baseline."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     again: int = Field(default=1, ge=0)
-    """How often such an episode is played once more, with a fresh Env."""
+    """How many times a failed episode is played again, each time with a fresh Env."""
     wait_s: float = Field(default=0.0, ge=0)
-    """Seconds before each retry, doubled each time."""
+    """The seconds before the first retry. Each further retry waits twice as long as the retry before."""
     least: int = Field(default=0, ge=0)
-    """With staleness, groups with fewer valid episodes are dropped, and replaced by other tasks."""
+    """With staleness, the fewest valid episodes of a group. A group with fewer is dropped, and replaced by another
+    task."""
     ends_run: bool = False
-    """Fail fast: an episode that fails for good ends the run."""
+    """Fail fast: an episode whose retries all fail ends the run."""
 
     def policy(self) -> FailurePolicy:
         return FailurePolicy(again=self.again, wait_s=self.wait_s, least=self.least, ends_run=self.ends_run)
@@ -122,167 +128,181 @@ _ALGORITHM_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "gspo": {"reduction": "sample", "clip_low": 3e-4, "clip_high": 4e-4},
     "flash_reinforce": {"reduction": "sample", "prompts_per_step": 128, "group_size": 1, "minibatches": 1},
 }
-"""Settings of an algorithm's paper that differ from GRPO's."""
+"""Algorithm -> the settings of the algorithm's paper that differ from GRPO's."""
 
 _TIS_OF_ANOTHER_PROGRAM = 2.0
 _TINY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "limits": {"turns": 8, "max_tokens_per_turn": 64},
     "warm_start": {"steps": 100, "optimizer": "muon", "context_weight": 1.0},
 }
-"""Settings for `tiny`: with random weights turns do not end by themselves, and reading must be learned too."""
+"""Settings for `tiny`. With random weights, turns do not end by themselves, and the model must learn to read, too."""
 
 
 class TrainConfig(EpisodeConfig):
-    """An embedded training run: GRPO (arXiv 2402.03300) with clip-higher of DAPO (arXiv 2503.14476), or a relative."""
+    """An embedded training run: GRPO (arXiv 2402.03300) with clip-higher of DAPO (arXiv 2503.14476), or a related
+    algorithm."""
 
     env: str
-    """`file.py:Class` or `package.module:Class`."""
+    """The Env class: `file.py:Class` or `package.module:Class`."""
     model: str = "tiny"
-    """tiny, tiny-vl (reads images), smollm2-135m, a run's folder, a Hugging Face folder, or a name on the Hub such as
-    Qwen/Qwen3-0.6B."""
+    """The model: tiny, tiny-vl (reads images), smollm2-135m, a run's folder, a Hugging Face folder, or a name on the
+    Hugging Face Hub such as Qwen/Qwen3-0.6B."""
     engine: str = "auto"
     """The engine: auto, local, sglang, or the path of an engine that can take new weights. auto: sglang on a GPU if the
     interpreter has SGLang, else local. A mapping combines the engine (`kind`) with engine_config: `{kind: sglang, url:
     http://127.0.0.1:30000}`."""
     engine_config: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of the engine; local takes max_batch and max_context."""
+    """Arguments of the engine, by name. The local engine takes max_batch and max_context."""
     data: Path | dict[Path, Annotated[float, Field(gt=0)]] | None = None
-    """JSONL or Parquet of tasks to train on, or files with weights: {a.jsonl: 3, b.parquet: 1} draws three tasks of the
-    first for one of the second. A file of more than 64 MB stays on disk. null: the Env's own tasks, if there are."""
+    """The tasks to train on: a file, JSONL or Parquet, or several files with weights. {a.jsonl: 3, b.parquet: 1} draws
+    three tasks of a.jsonl for each task of b.parquet. A file of more than 64 MB stays on disk. null: the tasks of the
+    Env, if the Env has tasks."""
     columns: ColumnsConfig | None = None
-    """The columns of data in another form, named as slime's flags are. null: prompt, label, metadata, tools, id and
-    seed."""
+    """The names of the columns of `data`, if these are not the standard names. The keys have the names of slime's
+    flags. null: the standard names prompt, label, metadata, tools, id and seed."""
     max_prompt_tokens: int | None = Field(None, gt=0)
-    """Leave out tasks whose prompt is longer, in tokens of the model's template, tools included. null: no limit."""
+    """The longest prompt in tokens of the model's chat template, tools included. Tasks with a longer prompt are left
+    out. null: no limit."""
     episodes: int | None = Field(None, gt=0)
-    """How many of the Env's own tasks to train on. null: all of a list, 1000 of a generator."""
+    """The number of the Env's own tasks to train on. null: all tasks of a list, 1000 tasks of a generator."""
     eval_data: Path | None = None
-    """JSONL of held-out tasks. Without this file, a run on the Env's tasks evaluates on the Env's held-out tasks, and a
-    run on `data` on no tasks."""
+    """The file of held-out tasks, JSONL. Without this file, a run on the Env's tasks evaluates on the Env's held-out
+    tasks, and a run on `data` on no tasks."""
     out: Path
     """The run folder."""
     seed: int = 0
-    """Fixes the order of tasks, every sampled token, and the weights of a model made from scratch."""
+    """The seed of the order of tasks, of every sampled token, and of random initial weights."""
     steps: int = Field(100, ge=0)
-    """Steps of RL, each a rollout and updates."""
+    """The number of RL steps. A step is a rollout and its updates."""
     prompts_per_step: int = Field(16, gt=0)
-    """Tasks played in a step."""
+    """The number of tasks in a step."""
     group_size: int = Field(8, gt=0)
-    """Episodes of each prompt; their mean reward is the baseline. 1: flash_reinforce, or a teacher alone."""
+    """The number of episodes of each prompt. The mean reward of these episodes is the baseline. 1 works with
+    flash_reinforce, and with a teacher alone."""
     refill: int = Field(0, ge=0)
-    """How often a step replaces groups of equal rewards, which teach nothing, by groups of fresh tasks: DAPO's dynamic
-    sampling (arXiv 2503.14476). 0: never."""
+    """How many times a step replaces the groups of equal rewards, which teach nothing, by groups of fresh tasks: DAPO's
+    dynamic sampling (arXiv 2503.14476). 0: never."""
     filters: list[str] = Field(default_factory=list)
-    """Functions of yours, written like `env`. Each gets the trajectories of a group, and returns True to keep the
-    group. `refill` replaces the group after False, or the reason as text."""
+    """Functions of yours that select groups, each written like `env`. A function gets the trajectories of a group. The
+    function returns True to keep the group, and False or a reason as text to drop it. `refill` replaces dropped
+    groups."""
     temperature: float = Field(1.0, gt=0)
-    """Temperature of sampling and of the trained log-probs. Evaluation is greedy."""
+    """The temperature of sampling and of the trained log-probs. Evaluations sample greedily."""
     concurrency: int = Field(128, gt=0)
-    """Episodes in flight at once, and sequences in the engine's batch. Their keys and values take memory."""
+    """The most episodes in flight at once, and the most sequences in the engine's batch. The keys and values of each
+    sequence take memory."""
     workers: int = Field(0, ge=0)
-    """Processes that play the episodes: 0 for the run's own, or one for each free core. See docs/training.md."""
+    """The number of processes that play the episodes, usually up to the number of free cores. 0: the run's own process
+    plays them. See docs/training.md."""
     staleness: int = Field(0, ge=0)
-    """How many steps old the weights may be that sampled a token, when it is trained. 0: rollouts and updates take
-    turns. More: episodes never stop (fully asynchronous, as in AReaL, arXiv 2505.24298). `concurrency` episodes are in
-    flight while the learner learns, the engine gets new weights in the middle of turns, and each step takes the
-    finished groups. The engine needs separate weights: sglang, or local in a separate process. No token is trained at
-    a greater age, and tis_clip corrects for the age."""
+    """The greatest age of a trained token: the number of steps between the sampling of the token and the training on
+    the token. 0: rollouts and updates take turns. More: episodes never stop (fully asynchronous, as in AReaL, arXiv
+    2505.24298). `concurrency` episodes are in flight while the learner learns, the engine gets new weights in the
+    middle of turns, and each step takes the finished groups. The engine needs separate weights: sglang, or local in a
+    separate process. tis_clip corrects for the age."""
     stale: Stale = "drop"
-    """With staleness, the fate of a group that began too long ago for `staleness`. drop: the group is dropped, and
-    counted. retry: the task is played once more from the beginning. mask: the group is trained without the tokens that
-    are too old."""
+    """With staleness, the fate of a group that began too many updates ago for `staleness`. drop: the group is dropped,
+    and counted. retry: the task is played once more from the beginning. mask: the group is trained without the tokens
+    that are too old."""
     at_once: dict[Phase, Annotated[int, Field(gt=0)]] = Field(default_factory=dict)
-    """The most episodes that may be in a phase at once, such as `{step: 32}` for a service that takes no more. The
-    phases: reset (most environments start their sandbox there), step (tools included), and score."""
+    """Phase -> the most episodes in the phase at once, such as `{step: 32}` for a service that takes 32 calls at once.
+    The phases: reset (most environments start their sandbox there), step (tools included), and score."""
     failures: FailureConfig = FailureConfig()
     """The fate of episodes whose environment fails."""
     minibatches: int = Field(2, gt=0)
-    """Optimizer updates a step."""
+    """The number of optimizer updates in a step."""
     micro_batch_tokens: int = Field(2048, gt=0)
-    """Tokens of a forward and backward pass; gradients add up over the passes. A pass may always have as many as the
-    longest sequence. Episodes that begin alike share the beginning, and nothing is padded, unless the model has layers
-    that do not allow sharing; a line says so."""
+    """The most tokens of a forward and backward pass. Gradients add up over the passes of an update. A pass may always
+    have as many tokens as the longest sequence. Episodes that begin alike share the beginning, and nothing is padded. A
+    model with layers that do not allow sharing gets padded sequences; a log line says so."""
     gradient_checkpointing: bool | None = None
-    """Store one activation a layer and compute the rest again in the backward pass: a small part of the memory, a third
-    more time. null: for models of 100 million parameters and more."""
+    """Whether the backward pass computes activations again, so that only one activation of each layer is stored.
+    Checkpointing takes a small part of the memory, and a third more time. null: true for models of 100 million
+    parameters and more."""
     lora: LoRAConfig | None = None
-    """Train small added matrices (peft) and freeze the weights: little memory for optimizer and gradients, small
-    checkpoints, and KL's reference is the model without the matrices. `agentrl merge` makes a whole model. null: train
-    all weights."""
+    """LoRA: train small added matrices (peft) and freeze the weights. Optimizer and gradients take little memory,
+    checkpoints are small, and KL's reference is the model without the matrices. `agentrl merge` makes a whole model.
+    null: train all weights."""
     optimizer: OptimizerName = "adamw"
-    """adamw_8bit (bitsandbytes): the moments of Adam take 2 bytes a parameter instead of 8."""
+    """The optimizer: adamw, or adamw_8bit (bitsandbytes), where the moments of Adam take 2 bytes a parameter instead of
+    8."""
     learning_rate: float = Field(3e-4, gt=0)
-    """The optimizer's highest learning rate. The default is for tiny; other models were trained before, and get 1e-5.
-    With lora both are ten times that, as is usual (thinkingmachines.ai/blog/lora)."""
+    """The highest learning rate of RL. The default is for tiny. Other models are pretrained, and get 1e-5. With lora
+    the defaults are ten times as high, as is usual (thinkingmachines.ai/blog/lora)."""
     lr_warmup_steps: int = Field(3, ge=0)
-    """Steps over which the learning rate rises linearly."""
+    """The number of steps over which the learning rate rises linearly."""
     lr_final: float = Field(0.1, ge=0, le=1)
-    """The last step's learning rate as a share of the highest; it falls linearly."""
+    """The learning rate of the last step, as a share of the highest learning rate. The learning rate falls linearly."""
     max_grad_norm: float = Field(1.0, gt=0)
-    """The largest norm of gradients; larger gradients are scaled down."""
+    """The largest norm of the gradient. A larger gradient is scaled down to this norm."""
     algorithm: Algorithm = "grpo"
-    """dr_grpo (arXiv 2503.20783): no division by the group's deviation, reduction constant. gspo (arXiv 2507.18071):
-    one ratio a sequence, reduction sample, clipped at 3e-4 and 4e-4. flash_reinforce: the baseline is the mean reward
-    of the batch, so one episode of a prompt is enough: 128 prompts_per_step, group_size 1, reduction sample, one update
-    a step (minibatches 1), no division by the deviation. Values set in the configuration win."""
+    """The algorithm. grpo: GRPO. dr_grpo (arXiv 2503.20783): no division by the group's standard deviation, reduction
+    constant. gspo (arXiv 2507.18071): a single ratio for a sequence, reduction sample, clipped at 3e-4 and 4e-4.
+    flash_reinforce: the baseline is the mean reward of the batch, so one episode of a prompt is enough; 128
+    prompts_per_step, group_size 1, reduction sample, one update a step (minibatches 1), no division by the standard
+    deviation. Values set in the configuration take precedence."""
     reduction: Literal["token", "sample", "constant"] = "token"
-    """How the loss is averaged. token: over all tokens of the step (DAPO). sample: over an episode's tokens, then over
-    episodes, as in the GRPO paper and slime's default. constant: divided by episodes times the longest response
-    (Dr.GRPO)."""
+    """How the loss is averaged. token: over all tokens of the step (DAPO). sample: over the tokens of each episode,
+    then over the episodes, as in the GRPO paper and as slime's default. constant: the sum divided by the number of
+    episodes times the longest response (Dr.GRPO)."""
     credit: Credit = "episode"
-    """The step rewards that count for a turn. episode: all. turn: rewards since the turn began, in groups whose totals
-    differ (MT-GRPO, arXiv 2505.11821, undiscounted). return: rewards since the turn began, discounted, against the mean
-    of the members that took a turn of the same number."""
+    """The step rewards that count for a turn. episode: all step rewards. turn: rewards since the turn began, in groups
+    whose total rewards differ (MT-GRPO, arXiv 2505.11821, undiscounted). return: rewards since the turn began,
+    discounted, compared with the mean of the members that took a turn of the same number."""
     discount: float = Field(1.0, gt=0, le=1)
-    """With credit return, the weight of a reward one turn earlier; two turns earlier the weight is squared, and so
-    on."""
+    """With credit return, the weight of a reward that comes a turn later. A reward two turns later has the square of
+    this weight, and so on."""
     eval_opponents: list[str] | None = None
-    """The opponents in evaluations. null: the `opponents` but the policy, if there are any."""
+    """The opponents in evaluations. null: the `opponents` except the policy, if any remain."""
     clip_low: float = Field(0.2, gt=0, le=1)
-    """A token's probability may fall by this share before the gradient ends."""
+    """The share by which the probability of a token may fall before the token gets no more gradient."""
     clip_high: float = Field(0.28, gt=0)
-    """A token's probability may rise by this share (DAPO's clip-higher, arXiv 2503.14476)."""
+    """The share by which the probability of a token may rise before the token gets no more gradient (DAPO's
+    clip-higher, arXiv 2503.14476)."""
     dual_clip: float | None = Field(None, gt=1)
-    """A bad token that has become this many times as likely gets no gradient (arXiv 1912.09729). null: no bound."""
+    """The bound of the ratio for tokens with a negative advantage: a token that has become this many times as likely
+    gets no gradient (arXiv 1912.09729). null: no bound."""
     tis_clip: float | None = Field(None, ge=1)
-    """Truncated importance sampling: weigh each token by the trainer's over the engine's probability, at most by this.
-    It costs a forward pass (fengyao.notion.site/off-policy-rl, which uses 2). The clipped ratio is then the new over
-    the old trainer's probability: with `staleness`, this is AReaL's decoupled objective. null: trust the engine's
-    log-probs. The default is 2 with engine sglang, which is a different program than the trainer, and with staleness;
-    else null."""
+    """The largest weight of truncated importance sampling (TIS). The weight of a token is the trainer's probability
+    divided by the engine's, at most this bound. TIS costs a forward pass (fengyao.notion.site/off-policy-rl, which uses
+    2). The clipped ratio is then the trainer's new probability divided by the trainer's old: with `staleness`, this is
+    AReaL's decoupled objective. null: no TIS, the engine's log-probs are used. The default is 2 with staleness, and
+    with engine sglang, which is a different program than the trainer; else null."""
     teacher: TeacherConfig | None = None
-    """A model to learn from, with or without the reward; `teacher: runs/teacher` is short for the key `model`. null:
-    none."""
+    """A model to learn from, with or without the reward. `teacher: runs/teacher` is short for a mapping with the key
+    `model`. null: no teacher."""
     mask_overlong: bool = False
-    """Do not train episodes that a bound on tokens or time cut off (DAPO). The tokens count as `overlong`."""
+    """true: episodes that a limit on tokens or time cut off are not trained (DAPO). The tokens of such episodes count
+    as `overlong`."""
     kl_coef: float = Field(0.0, ge=0)
-    """Weight of the KL against the weights at the start of RL; 0 computes none."""
+    """The weight of the KL divergence from the weights at the start of RL. 0: no KL is computed."""
     kl_type: KLType = "k3"
-    """The estimator of KL, in slime's names (joschu.net/blog/kl-approx.html). low_var_kl is k3 clamped to 10."""
+    """The estimator of KL, by slime's name (joschu.net/blog/kl-approx.html). low_var_kl is k3, at most 10."""
     numerics: NumericsConfig | None = NumericsConfig()
-    """When the run warns or stops because engine and trainer disagree about log-probs. null: never."""
+    """The limits at which the run warns or stops because engine and trainer disagree about log-probs. null: no such
+    checks."""
     warm_start: WarmStartConfig | None = None
-    """Supervised learning before RL."""
+    """Supervised learning from demonstrations before RL. null: none."""
     eval_every: int = Field(0, ge=0)
-    """Steps between evaluations; 0: at the start, after the warm start and at the end only."""
+    """The number of steps between evaluations. 0: evaluations at the start, after the warm start and at the end
+    only."""
     eval_tasks: int = Field(200, gt=0)
-    """The number of held-out tasks, the first tasks of the set."""
+    """The most held-out tasks of an evaluation. The first tasks of the set are taken."""
     checkpoint_every: int = Field(50, gt=0)
-    """Steps between checkpoints; the last two are kept."""
+    """The number of steps between checkpoints. The last two checkpoints are kept."""
     canaries: CanaryConfig | None = CanaryConfig()
-    """When the run warns or stops early because it cannot be learning. null: never."""
+    """The limits at which the run warns or stops early because it cannot be learning. null: no such checks."""
     wandb: str | None = None
-    """A project of Weights & Biases that gets the figures of every step, like TensorBoard, and the whole configuration.
-    null: none."""
+    """The project of Weights & Biases that gets the metrics of every step and the whole configuration. null: none."""
     usd_per_hour: float | None = Field(None, gt=0)
-    """The price of this machine for an hour, in dollars. The bill at the end then names the cost of the run. null:
+    """The price of an hour of this machine, in dollars. The bill at the end then has the cost of the run. null:
     unknown."""
     save_groups: int = Field(2, ge=0)
-    """Groups of each step whose trajectories are written to the run folder."""
+    """The number of groups of each step whose trajectories are written to the run folder."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: the GPU if there is one."""
+    """The device of the trainer. auto: the GPU if there is a GPU, else the CPU."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the weights, for sampling and training. The optimizer keeps float32 copies."""
+    """The type of the weights, for sampling and training. The optimizer keeps float32 copies."""
 
     @model_validator(mode="before")
     @classmethod
@@ -298,7 +318,8 @@ class TrainConfig(EpisodeConfig):
     @model_validator(mode="before")
     @classmethod
     def _split_engine(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """`engine: {kind: sglang, ...}` is engine and engine_config together. It wins over a separate engine_config."""
+        """Split `engine: {kind: sglang, ...}` into engine and engine_config. The arguments in the mapping replace a
+        separate engine_config."""
         values, engine = dict(values), values.get("engine")
         if isinstance(engine, Mapping):
             if not isinstance(kind := engine.get("kind", "auto"), str):
@@ -425,7 +446,8 @@ class TrainConfig(EpisodeConfig):
 
     @property
     def warm_start_tokens(self) -> int:
-        """Tokens of a pass of the warm start: half of RL's, since prompts have log-probs there, too."""
+        """The most tokens of a pass of the warm start: half of `micro_batch_tokens`, because prompt tokens need logits,
+        too."""
         return max(self.micro_batch_tokens // 2, 1)
 
     @property
@@ -434,21 +456,22 @@ class TrainConfig(EpisodeConfig):
 
     @property
     def compares_within_groups(self) -> bool:
-        """Whether a group needs better and worse episodes to teach anything."""
+        """Whether a group teaches only if its episodes have different rewards."""
         return self.learns_from_rewards and self.algorithm != "flash_reinforce"
 
     @classmethod
     def make(cls, **values: Any) -> Self:
-        """Validate. Raises ConfigError with a line that names each wrong key."""
+        """Validate the values. Raises ConfigError with a line for each wrong key."""
         return cls.parse("training configuration", values)
 
     @classmethod
     def from_yaml(cls, path: str | Path, **overrides: Any) -> Self:
-        """Read a YAML file; `overrides` win. Raises ConfigError."""
+        """Read a YAML file. `overrides` replace the values of the file. Raises ConfigError."""
         return cls.parse(str(path), {**read_yaml(path), **overrides})
 
     def with_engine(self, engine: str) -> Self:
-        """The configuration with this engine, and its defaults, in place of `auto`. A chosen engine stays."""
+        """The configuration with this engine in place of `auto`, and with the defaults of this engine. An engine other
+        than `auto` stays."""
         if self.engine != "auto":
             return self
         corrected = engine == "sglang" and "tis_clip" not in self.model_fields_set
@@ -456,8 +479,8 @@ class TrainConfig(EpisodeConfig):
         return self.model_copy(update={"engine": engine, **tis})
 
     def to_yaml(self) -> str:
-        """All keys. Defaults of the algorithm are left out, so that a different algorithm may be set later. A tis_clip
-        that depends on the engine is left out while the engine is `auto`."""
+        """The configuration as YAML with all keys. The defaults of the algorithm are left out, so that a different
+        algorithm may be set later. A tis_clip that depends on the engine is left out while the engine is `auto`."""
         values, decided = self.model_dump(mode="json"), _ALGORITHM_DEFAULTS.get(self.algorithm, {})
         for key in {key for keys in _ALGORITHM_DEFAULTS.values() for key in keys}:
             if values[key] == decided.get(key, type(self).model_fields[key].default):

@@ -15,7 +15,7 @@ from agentrl.train.loss import group_advantages, return_advantages, turn_advanta
 from agentrl.trajectory.trajectory import Trajectory, role_of
 
 TurnAdvantages: TypeAlias = list[list[list[float]]]
-"""Indexed by group, member and turn. May have more turns than the member."""
+"""The advantages of turns, indexed by group, member and turn. A member may have more advantages than turns."""
 
 
 def assign_advantages(
@@ -46,7 +46,7 @@ def assign_advantages(
 def _by_seat(
     group: Sequence[Trajectory], algorithm: Algorithm, credit: Credit, discount: float
 ) -> tuple[list[list[float]], bool]:
-    """The turns' advantages of each member, and whether any seat's rewards differ."""
+    """The advantages of each member's turns, and whether the rewards of any seat differ."""
     by_member: dict[int, list[float]] = {}
     differs = False
     for members in by_seat(group):
@@ -59,7 +59,7 @@ def _by_seat(
 def _judged(
     group: Sequence[Trajectory], algorithm: Algorithm, credit: Credit, discount: float
 ) -> tuple[list[list[float]], bool]:
-    """Advantages against the other members."""
+    """The advantages of each member's turns, compared with the other members, and whether the rewards differ."""
     if any(t.branch_rewards for t in group):
         if credit != "episode":
             raise ConfigError(f"credit: {credit} is of turns, and score gave rewards to branches: leave credit out")
@@ -81,7 +81,7 @@ def _judged(
 def _by_return(
     group: Sequence[Trajectory], algorithm: Algorithm, turns: int, discount: float
 ) -> tuple[list[list[float]], bool]:
-    """Advantages of each turn's discounted return, against the members that took the turn."""
+    """The advantages of each turn's discounted return, compared with the members that took the turn."""
     returns = torch.tensor([[_returns(t, turns, discount) for t in group]], dtype=torch.float64)
     taken = torch.tensor([[[i < len(t.turns) and t.is_valid for i in range(turns)] for t in group]])
     judged = return_advantages(returns, taken, algorithm)
@@ -89,7 +89,7 @@ def _by_return(
 
 
 def _by_role(group: Sequence[Trajectory], algorithm: Algorithm) -> tuple[list[list[float]], bool]:
-    """Advantages of rewards for branches, against the branches of the same role."""
+    """The advantages of rewards for branches, compared with the branches of the same role."""
     roles: dict[str, list[tuple[Trajectory, str, float]]] = {}
     for t in group:
         for name, reward in t.earned.items():
@@ -106,7 +106,7 @@ def _by_role(group: Sequence[Trajectory], algorithm: Algorithm) -> tuple[list[li
 
 
 def _of_turns(trajectory: Trajectory, by_branch: Mapping[tuple[int, str], float]) -> list[float]:
-    """The advantage of each turn, in order of time: the advantage of its segment's branch."""
+    """The advantages of the turns, in order of time. A turn has the advantage of the branch of the turn's segment."""
     values = [0.0] * trajectory.turn_count
     for segment, places in trajectory.by_segment(range(trajectory.turn_count)):
         for place in places:

@@ -20,7 +20,7 @@ from agentrl.types import Task
 log = logging.getLogger("agentrl")
 
 IN_MEMORY = 64 << 20
-"""Bytes of a data file up to which all tasks are read and checked at once. A larger file stays on disk."""
+"""Bytes of a data file up to which all of its tasks are read and checked at once. A larger file stays on disk."""
 
 _LOOKED_AT = 1000
 """The number of tasks of a data file that are checked before a run."""
@@ -60,8 +60,11 @@ def prompt_tokens(task: Task, renderer: Renderer) -> int:
 def _tasks(
     config: TrainConfig, envs: EnvFactory, path: Path | None, check: Callable[[Task], None] | None
 ) -> list[Task] | TaskFile:
-    """The tasks of a file or of the Env. `check` is the reward function's. In a file that stays on disk, a failed check
-    of the first tasks raises; for later tasks it logs a warning when the task is drawn."""
+    """The tasks of a file or of the Env. `check` is the reward function's check of a task.
+
+    In a file that stays on disk, the first tasks are checked at once, and a failed check raises ConfigError. The other
+    tasks are checked when drawn, and a failed `check` logs a warning.
+    """
     columns = _columns(config)
     if path is None or not path.is_file() or path.stat().st_size <= IN_MEMORY:
         return tasks_of(envs, path, "train", episodes=config.episodes, check=check, columns=columns)
@@ -75,12 +78,12 @@ def _tasks(
 
 @dataclass(slots=True)
 class _Checks:
-    """The Env's check of a task, and the reward function's."""
+    """The Env's check of a task, then the reward function's check."""
 
     of_env: Callable[[Task], None]
     of_reward: Callable[[Task], None] | None
     only_warn: bool = False
-    """Whether a refusal by the reward function is only logged."""
+    """Whether a task that the reward function refuses only leads to a log line."""
 
     def __call__(self, task: Task) -> None:
         self.of_env(task)
@@ -94,7 +97,7 @@ class _Checks:
 
 
 def _warn_of_missing(envs: EnvFactory, tasks: list[Task] | TaskFile) -> None:
-    """Log the requirements that the Env lacks for the first tasks: all of a large file would take long to read."""
+    """Log the requirements of the first tasks that the Env lacks. Reading all tasks of a large file would take long."""
     first = (tasks[number] for number in range(min(len(tasks), _LOOKED_AT)))
     for line in envs.cls.missing_for(envs.config, first):
         log.warning("%s", line)

@@ -28,11 +28,9 @@ def device_of(name: str) -> str:
 def with_engine_chosen(config: TrainConfig, resumed: str | None, say: Callable[[str], None]) -> TrainConfig:
     """The configuration with an engine in place of `auto`. `say` gets a line on a GPU.
 
-    A resumed run keeps its engine, `resumed`.
-
-    SGLang is taken on a GPU if an interpreter has SGLang, and for a server that `engine_config.url` names. LocalEngine
-    is taken for `tiny`, for a run without episodes, and for a configuration with LocalEngine's settings. Settings that
-    only SGLang has are then left out.
+    A resumed run keeps the engine `resumed`. SGLang is chosen on a GPU if an interpreter has SGLang, and for a server
+    that `engine_config.url` names. LocalEngine is chosen for `tiny`, for a run without episodes, and for a
+    configuration with LocalEngine's settings. Settings that only SGLang has are then left out.
     """
     if config.engine != "auto":
         return config

@@ -41,7 +41,8 @@ def _liger() -> Callable[..., None] | None:
 
 @torch.no_grad()
 def try_kernels(model: Any, apply: Callable[..., None]) -> bool:
-    """Let `apply(model=...)` change the model; undo a change that has no effect or changes the logits."""
+    """Call `apply(model=...)`, which changes the model. A change that has no effect, or changes the logits, is undone.
+    Returns whether the change stays."""
     whole, ids = without_adapter(model), probe(model)
     modules, code = _attributes(whole), sys.modules[type(whole).__module__]
     names = dict(vars(code))

@@ -12,25 +12,28 @@ from agentrl.trajectory.trajectory import Trajectory, total_ledger
 
 
 class HandOver:
-    """Knows the engine's weights. The engine has no weights before the first `give`, and after each `rest`."""
+    """Gives the learner's weights to the engine. The engine has no weights before the first `give`, and after each
+    `rest`."""
 
     def __init__(self, engine: TrainedEngine, learner: Learner) -> None:
         self.version = "0"
-        """The name of the learner's weights: the step that made them."""
+        """The version of the learner's weights: the number of the step that computed the weights."""
         self.engine_version = "-1"
-        """The name of the engine's weights."""
+        """The version of the engine's weights; "-1" before the first `give`."""
         self.on_hold = False
-        """Whether the engine keeps its weights for now: episodes are played, or the learner changes its weights."""
+        """Whether `give` does nothing for now, because episodes are played, or because the learner changes its
+        weights."""
         self._engine, self._learner = engine, learner
         self._is_given = False
         self._compared = False
 
     def changed(self, version: str) -> None:
-        """The learner's weights have changed, and have a new name."""
+        """Record that the learner's weights have changed, and have a new version."""
         self.version, self._is_given = version, False
 
     async def give(self) -> None:
-        """Wake the engine, and give it the learner's weights, unless the engine has them, or is `on_hold`."""
+        """Wake the engine, and give the engine the learner's weights. Does nothing if the engine has the weights, or if
+        `on_hold` is set."""
         if not self._is_given and not self.on_hold:
             await self._engine.wake()
             await self._engine.update(self._learner.model, self.version)

@@ -1,5 +1,5 @@
-"""Images of the learner's rows. Rows with images are padded, not packed: a pack's positions count along a single
-axis."""
+"""Images in the learner's rows. Rows with images are padded, not packed: the tokens of a pack have positions along a
+single axis, and the tokens of an image have positions along three axes."""
 
 from __future__ import annotations
 
@@ -19,27 +19,31 @@ from agentrl.types import RenderedImage
 
 @dataclass(frozen=True, slots=True)
 class RowImages:
-    """The model's inputs besides the tokens of padded rows, and the tokens without a log-prob."""
+    """Makes the arguments of a model, besides the tokens, for padded rows with images."""
 
     vision: Vision
     dtype: str
-    """The type of the model's weights, as torch names it."""
+    """The type of the model's weights, by torch's name, such as `bfloat16`."""
     device: torch.device
     forbidden: Tensor
-    """The tokens that stand for media. The engine never samples them, so a softmax is over the other tokens."""
+    """The ids of the tokens that stand for media. The engine never samples these tokens, so the softmax leaves them
+    out."""
 
     @classmethod
     def of(cls, model: Any, vision: Vision) -> RowImages:
-        """Raises ConfigError if the model does not compute the same for padded rows as for each alone."""
+        """Check the model on a few rows. Raises ConfigError if the logits of a padded row differ from those of the row
+        alone."""
         dtype = str(model.dtype).removeprefix("torch.")
         images = cls(vision, dtype, model.device, torch.tensor(vision.forbidden, device=model.device))
         _prove(model, images)
         return images
 
     def inputs(self, rows: Sequence[tuple[int, Sequence[RenderedImage]]]) -> dict[str, Tensor]:
-        """Arguments of the model for rows, given as (length, images), padded on the right to the longest:
-        `position_ids` [3, rows, length], and if a row has an image within its length, `pixel_values` and
-        `image_grid_thw` of all images in order."""
+        """The model's arguments for rows of (length, images), padded on the right to the longest row.
+
+        The arguments are `position_ids` [3, rows, length]. If a row has an image within its length, the arguments
+        include `pixel_values` and `image_grid_thw` of all images in order.
+        """
         longest = max(length for length, _ in rows)
         read = [[image for image in media if image.stop <= length] for length, media in rows]
         places = [self.vision.positions(media, longest) for media in read]

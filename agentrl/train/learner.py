@@ -30,40 +30,43 @@ from agentrl.train.packing import attending_by_rows, packing_of
 from agentrl.train.stems import reads_stems, unique_tokens
 
 STEP_BYTES = 64 << 20
-"""The most bytes of gradients of float32 copies in an optimizer step, but at least a single gradient."""
+"""The most bytes of float32 gradients that an optimizer step holds for the float32 copies; a single gradient may be
+larger."""
 _LARGEST_LOG_RATIO = math.log(torch.finfo(torch.float32).max)
-"""The exponential of a larger number is infinite."""
+"""The largest log-ratio of two probabilities whose exponential is finite in float32."""
 
 
 class DivergedError(AgentRLError):
-    """The loss or its gradient is not finite. The weights are from before the update."""
+    """The loss or its gradient is not finite. The weights are unchanged."""
 
 
 @dataclass(slots=True)
 class Update:
-    """The figures of an RL step, summed over the minibatches or the trained tokens."""
+    """The metrics of an RL step, summed over the minibatches or over the trained tokens."""
 
     learning_rate: float
     updates: int = 0
     read: int = 0
-    """Tokens of the sequences read, prompts and observations included."""
+    """The number of tokens in the sequences, prompts and observations included."""
     unique: int = 0
-    """The number of tokens, with shared beginnings of an update's sequences counted once."""
+    """The number of these tokens if the beginnings that sequences of an update share count once."""
     computed: int = 0
-    """Tokens that the model computed for these sequences, padding included."""
+    """The number of tokens that the model computed for these sequences, padding included."""
     tokens: int = 0
     loss: float = 0.0
     kl: float = 0.0
     grad_norm: float = 0.0
     clipped: int = 0
     numerics: Numerics = field(default_factory=Numerics)
-    """Trainer and engine compared before the first update, over its minibatch; with TIS, over the whole step."""
+    """The log-probs of trainer and engine compared before the first update, over the tokens of the first minibatch.
+    With TIS, over all tokens of the step."""
     truncated: int = 0
-    """Tokens with a clipped TIS weight."""
+    """The number of tokens with a clipped TIS weight."""
     looked_at: list[tuple[Row, Sequence[float]]] = field(default_factory=list)
-    """Rows with the trainer's log-probs before the first update: the rows of its minibatch; with TIS, all rows."""
+    """Rows, each with the trainer's log-probs before the first update. Without TIS, only the rows of the first
+    minibatch."""
     remedy: str = "lower the learning rate"
-    """The advice if the loss is not finite."""
+    """The advice in the error message if the loss is not finite."""
 
     def metrics(self) -> dict[str, float]:
         updates, tokens = max(self.updates, 1), max(self.tokens, 1)
@@ -84,9 +87,10 @@ class Update:
 
 
 class Learner:
-    """Trains `model` in place, in eval mode: an engine with the same module samples from the same computation.
+    """Trains `model` in place, in eval mode. An engine that samples from the same module computes the same log-probs.
 
-    `vision` is the model's image side. Raises ConfigError if rows with images would be computed otherwise than alone.
+    `vision` is the model's image side. Raises ConfigError if the logits of padded rows with images differ from those of
+    each row alone.
     """
 
     def __init__(self, model: Any, config: TrainConfig, vision: Vision | None = None) -> None:
@@ -97,18 +101,19 @@ class Learner:
         self._layers = layers_to_checkpoint(model, config.gradient_checkpointing)
         self.images = None if vision is None else RowImages.of(model, vision)
         self.packing = packing_of(model) if vision is None else None
-        """The packing of rows. None: rows are padded."""
+        """The packing of rows. None: rows are padded, not packed."""
         self.parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
-        """The trained parameters: all, or with LoRA the adapter's."""
+        """The trained parameters: all parameters, or with LoRA the parameters of the adapter."""
         self.masters: list[Tensor] = [p if p.dtype == torch.float32 else p.detach().float() for p in self.parameters]
-        """The tensors that the optimizers change, in the order of the parameters: float32 parameters, or float32 copies
-        of other parameters. In bfloat16, rounding would lose a step of less than a 256th of a weight."""
+        """The tensors that the optimizers change, in the order of `parameters`: each parameter of type float32, and a
+        float32 copy of each other parameter. In bfloat16, rounding would lose a step of less than a 256th of a
+        weight."""
         pairs = zip(self.parameters, self.masters, strict=True)
         self._rounded: list[tuple[Tensor, Tensor]] = [(p, master) for p, master in pairs if p is not master]
         self.optimizer = make_adam(config.optimizer, self.masters, config.learning_rate)
         self.schedule = Schedule(config.lr_warmup_steps, config.lr_final, config.steps)
         self.reference: Any = None
-        """A model with the weights at the start of RL, or an AdapterReference, if kl_coef needs a reference."""
+        """The reference of KL: a model with the weights at the start of RL, or an AdapterReference. None without KL."""
 
     @property
     def text_config(self) -> Any:
@@ -117,9 +122,10 @@ class Learner:
 
     @torch.enable_grad()  # an Env may have turned them off for the whole process
     def learn(self, rows: Sequence[Row], *, step: int, normaliser: float) -> Update:
-        """A step of RL: each row once, in `minibatches` updates. The whole step's loss is divided by `normaliser`.
+        """Do an RL step: learn from each row once, in `minibatches` updates. The sum of the step's losses is divided by
+        `normaliser`.
 
-        Raises DivergedError before the weights change if the loss is not finite.
+        If the loss is not finite, raises DivergedError before the weights change.
         """
         with self._training():
             return self._learn(rows, step, normaliser)
@@ -193,9 +199,10 @@ class Learner:
 
     @torch.no_grad()
     def apply_tis(self, rows: Sequence[Row], clip: float, update: Update) -> list[Row]:
-        """Rows with the trainer's log-probs before any update, and with advantages multiplied by the weights of TIS.
+        """Truncated importance sampling. The returned rows have the trainer's log-probs before any update, and their
+        advantages are multiplied by the weights of TIS. `update` gets the comparison with the engine's log-probs.
 
-        A weight is a constant and not negative. So multiplying the advantage multiplies the token's loss.
+        A weight is a constant and not negative, so multiplying the advantage multiplies the token's loss.
         """
         if not rows:
             return []
@@ -222,7 +229,8 @@ class Learner:
 
     @torch.enable_grad()
     def imitate(self, rows: Sequence[Row], optimizers: Sequence[Optimizer], max_tokens: int) -> float:
-        """A supervised step on the cross-entropy of the rows, averaged by their weights; returns the loss."""
+        """Do a supervised step on the cross-entropy of the rows' tokens, each multiplied by its weight. Returns the
+        loss."""
         total = 0.0
         with self._training():
             for micro in self.micro_batches(rows, max_tokens):
@@ -233,7 +241,8 @@ class Learner:
         return total
 
     def _apply(self, optimizers: Sequence[Optimizer], loss: float, remedy: str) -> float:
-        """Clip, step and clear; return the gradient's norm. Raises DivergedError and leaves the weights unchanged."""
+        """Clip the gradient, step the optimizers and clear the gradient. Returns the norm of the gradient. If the loss
+        or the norm is not finite, raises DivergedError and leaves the weights unchanged."""
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm).item()
         finite = math.isfinite(loss) and math.isfinite(norm)
         if finite:
@@ -246,7 +255,8 @@ class Learner:
 
     @torch.no_grad()
     def _step(self, optimizers: Sequence[Optimizer]) -> None:
-        """Step all optimizers. Float32 copies are stepped in chunks: only the chunk has gradients in float32."""
+        """Step all optimizers. Float32 copies are stepped in chunks: at any time, only a single chunk has float32
+        gradients."""
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -261,7 +271,7 @@ class Learner:
                 parameter.copy_(master)
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer, the process's random states, and the float32 copies of bfloat16 weights."""
+        """The state to save: the optimizer, the process's random states, and the float32 copies of bfloat16 weights."""
         state: dict[str, Any] = {
             "optimizer": self.optimizer.state_dict(),
             "masters": [master for _, master in self._rounded],
@@ -281,7 +291,8 @@ class Learner:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The learning rate of RL as a share of the highest. It rises linearly, then falls linearly until the last step."""
+    """The learning rate of RL as a share of the highest learning rate. The learning rate rises linearly over the first
+    `rise` steps, and falls linearly to `final` at the last step."""
 
     rise: int
     final: float
@@ -289,14 +300,14 @@ class Schedule:
     since: int = 0
     """The step after which the fall began."""
     share: float = 1.0
-    """The share at the beginning of the fall."""
+    """The share of the highest learning rate at the beginning of the fall."""
 
     def at(self, step: int) -> float:
-        """The share at a step. Steps count from 1."""
+        """The share of the highest learning rate at a step. The first step is 1."""
         return min(1.0, step / max(self.rise, 1)) * self._fall(step)
 
     def until(self, steps: int, *, step: int) -> Schedule:
-        """The schedule of a run that continues after a step with a different number of steps.
+        """The schedule of a run that continues after `step` with a different number of steps.
 
         The fall gets a new slope from there. The learning rate never jumps. After the end of the fall the rate stays at
         `final`.
@@ -309,7 +320,7 @@ class Schedule:
 
 
 def _blame(update: Update, log_ratio: Tensor, advantages: Tensor) -> None:
-    """Look for a cause of an infinite loss other than the learning rate, and set the advice."""
+    """Look for a cause of a loss that is not finite, other than the learning rate, and set `update.remedy`."""
     if not advantages.isfinite().all():
         update.remedy = "an advantage is not finite: is a reward?"
         return
@@ -347,6 +358,6 @@ def random_states(device: torch.device) -> dict[str, Any]:
 
 
 def set_learning_rate(optimizer: Optimizer, share: float) -> None:
-    """Set every group to a share of the initial rate."""
+    """Set the learning rate of every parameter group to a share of its initial learning rate."""
     for group in optimizer.param_groups:
         group["lr"] = group.setdefault("initial_lr", group["lr"]) * share

@@ -1,4 +1,4 @@
-"""Log-probs of trained tokens in pieces, where all of their logits at once would fill the memory."""
+"""Log-probs of trained tokens, computed in pieces where the logits of all tokens at once would fill the memory."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from agentrl.train.loss import token_log_probs
 log = logging.getLogger("agentrl")
 
 PIECE_BYTES = 64 << 20
-"""The most float32 logits in memory. Their copies and gradients take about four times as much."""
+"""The most bytes of float32 logits in memory at once. The copies and gradients of these logits take about four times as
+much in addition."""
 
 _TOLERANCE = {torch.float32: 1e-5, torch.float16: 0.03, torch.bfloat16: 0.2}
-"""The largest difference of two logits that is rounding, in standard deviations of the logits.
+"""Type of the weights -> the largest difference between two computations of the same logits that still counts as
+rounding. The unit is the standard deviation of the logits.
 
-In bfloat16 two kernels for attention differ by .04 with 4 layers and by .09 with 36 (Qwen3's shapes, random weights). A
+In bfloat16, two attention kernels differ by .04 with 4 layers and by .09 with 36 (Qwen3's shapes, random weights). A
 token that is shifted by a position changes logits by 5 to 7.
 """
 
@@ -35,14 +37,15 @@ _finishes: WeakKeyDictionary[Any, Finish | None] = WeakKeyDictionary()
 
 @dataclass(frozen=True, slots=True)
 class Halves:
-    """The halves of a causal language model: from tokens to hidden states, and from hidden states to logits."""
+    """A causal language model in two halves: `body` computes hidden states from tokens, `head` and `finish` compute
+    logits from hidden states."""
 
     body: Any
     head: Any
     finish: Finish
 
     def hidden_states(self, **inputs: Tensor) -> Tensor:
-        """[rows, length, width]"""
+        """The hidden states [rows, length, width] of the last layer."""
         hidden: Tensor = self.body(**inputs, use_cache=False).last_hidden_state
         return hidden
 
@@ -57,7 +60,8 @@ class Halves:
         vocabulary: int,
         forbidden: Tensor | None = None,
     ) -> Tensor:
-        """Log-probs [n] of `targets` [n] after `hidden` [n, width]. The backward pass makes the logits again."""
+        """Log-probs [n] of the token ids `targets` [n] that follow the hidden states `hidden` [n, width]. The backward
+        pass computes the logits again. The softmax leaves out the ids `forbidden`."""
 
         def of_piece(hidden: Tensor, targets: Tensor) -> Tensor:
             return token_log_probs(self.logits(hidden), targets, temperature, forbidden)
@@ -68,13 +72,14 @@ class Halves:
 
 
 def vocabulary(model: Any) -> int:
-    """The number of logits of a token; 0 if the model does not declare the number."""
+    """The size of a model's vocabulary; 0 if the model does not declare the size."""
     config = getattr(model, "config", None)
     return 0 if config is None else int(config.get_text_config().vocab_size)
 
 
 def take_apart(model: Any) -> Halves | None:
-    """The halves of a transformers model, or of a peft model. None if the halves do not give the model's logits."""
+    """The two halves of a transformers model or peft model. None if the halves together do not give the model's
+    logits."""
     whole = without_adapter(model)
     body, head = whole.base_model, whole.get_output_embeddings()
     if body is whole or head is None:
@@ -91,7 +96,8 @@ def take_apart(model: Any) -> Halves | None:
 
 
 def _finish(config: Any) -> Finish:
-    """The configuration's settings for logits: a soft cap (Gemma), a divisor (Granite) or a factor (Cohere)."""
+    """The function that changes the output of the head, by the model's configuration: a soft cap (Gemma), a divisor
+    (Granite) or a factor (Cohere)."""
     cap = getattr(config, "final_logit_softcapping", None)
     divisor = getattr(config, "logits_scaling", None)
     factor = getattr(config, "logit_scale", None)
@@ -117,13 +123,13 @@ def _fit(halves: Halves, model: Any) -> bool:
 
 
 def probe(model: Any) -> Tensor:
-    """A few token ids [1, 12] to compare two ways of computing."""
+    """Twelve token ids, as a tensor of shape [1, 12], with which two computations of the same model are compared."""
     size = vocabulary(model)
     return torch.tensor([[(17 + 29 * i * i) % size for i in range(12)]], device=model.device)
 
 
 def alike(logits: Tensor, others: Tensor, dtype: torch.dtype) -> bool:
-    """Whether logits of a model of this type differ by rounding alone. NaN, which other checks report, counts as
-    equal."""
+    """Whether two tensors of logits differ by rounding alone. `dtype` is the type of the model's weights. NaN counts as
+    equal, because other checks report NaN."""
     off = (logits - others).abs().max() / logits.std()
     return not bool(off > _TOLERANCE.get(dtype, 0.2))

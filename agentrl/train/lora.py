@@ -1,5 +1,5 @@
-"""LoRA: small matrices added to the frozen weights of a model, in the weights' type, by peft; see Learner for float32
-copies."""
+"""LoRA by peft: small matrices of the weights' type are added to the frozen weights of a model. The optimizer has
+float32 copies of these matrices; see Learner."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from agentrl.train.config import LoRAConfig
 
 _REFERENCE = "reference"
 _IMAGE_SIDE = r"(.*\.)?visual\..*"
-"""The modules that read the pixels, in the models of Qwen-VL's family. They are not adapted: servers of adapters
-support only the language side."""
+"""The names of the modules that read pixels, in the models of Qwen-VL's family. LoRA leaves these modules unchanged:
+servers of adapters support only the language side."""
 
 
 def attach(model: Any, config: LoRAConfig | None, *, base: str, seed: int) -> Any:
@@ -37,9 +37,9 @@ def attach(model: Any, config: LoRAConfig | None, *, base: str, seed: int) -> An
 
 
 def name_of_base(stored: Path, model: str, source: str) -> str:
-    """The base model's name for an adapter: a folder's whole path, or a name on the Hub.
+    """The name of an adapter's base model: the whole path of a folder, or a name on the Hugging Face Hub.
 
-    tiny and tiny-vl are random, so that a run stores them in the folder `stored`.
+    tiny and tiny-vl have random weights, so a run stores these models in the folder `stored`.
     """
     if model in SEEDED:
         return str(stored.absolute())
@@ -73,7 +73,7 @@ def _add(model: Any, config: LoRAConfig, *, base: str, seed: int) -> Any:
 
 
 def _of_language(model: Any) -> list[str]:
-    """The names of the linear layers in the language side of a model that reads images, such as q_proj."""
+    """The names of the linear layers, such as q_proj, in the language side of a model that reads images."""
     named, head = model.named_modules(), model.get_output_embeddings()
     linear = [name for name, module in named if isinstance(module, torch.nn.Linear) and module is not head]
     return sorted({name.rpartition(".")[2] for name in linear if not re.fullmatch(_IMAGE_SIDE, name)})
@@ -90,7 +90,7 @@ def _check_same(of_folder: Any, config: LoRAConfig | None, base: str) -> None:
 
 
 def changes_nothing(model: Any) -> bool:
-    """Whether a model is a peft model with a new adapter: the outputs are the base model's."""
+    """Whether a model is a peft model with a new adapter. The outputs are then the outputs of the base model."""
     if not has_adapter(model):
         return False
     second = [parameter for name, parameter in model.named_parameters() if f".lora_B.{ACTIVE}." in name]
@@ -99,15 +99,17 @@ def changes_nothing(model: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AdapterReference:
-    """KL's reference in the memory of the model in training: the base, or a second, frozen adapter."""
+    """The reference of KL without a second copy of the weights: the base model, or a second, frozen adapter of the
+    model in training."""
 
     model: Any
     adapter: str | None = None
-    """None: no adapter, so the base model."""
+    """The name of the reference adapter. None: the reference is the base model."""
 
     @classmethod
     def load(cls, model: Any, folder: Path) -> AdapterReference:
-        """The reference adapter in `folder`. Without such a folder, the reference is the base model."""
+        """The reference of a run. The reference adapter is in `folder`; without such a folder, the reference is the
+        base model."""
         if not folder.exists():
             return cls(model)
         load_adapter(model, folder, _REFERENCE)
@@ -115,7 +117,7 @@ class AdapterReference:
 
     @contextmanager
     def active(self) -> Iterator[Any]:
-        """While the context is open, the model computes as the reference does. Gradients of the trained adapter
+        """While the context is open, the model computes as the reference does. The gradients of the trained adapter
         stay."""
         if self.adapter is None:
             with self.model.disable_adapter():

@@ -26,31 +26,31 @@ from torch import Tensor
 from agentrl.train.config import Algorithm, KLType
 
 _EPSILON = 1e-6
-"""Avoids a division by zero; as in slime."""
+"""Added to divisors, so that no division by zero occurs; as in slime."""
 _DUST = 1e-12
-"""Relative difference below which rewards are equal, such as 0.1 + 0.2 and 0.3."""
+"""The relative difference below which two rewards are equal, such as 0.1 + 0.2 and 0.3."""
 _UNSCALED = ("dr_grpo", "flash_reinforce")
-"""The algorithms that do not divide by the deviation of rewards."""
+"""The algorithms that do not divide by the standard deviation of the rewards."""
 _MOST_KL = 10.0
-"""The largest low_var_kl, which is a clamped k3, as in slime."""
+"""The largest value of low_var_kl, which is a clamped k3, as in slime."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
     values: Tensor
-    """[groups, group_size], or also by turn; 0 where not valid."""
+    """The advantages [groups, group_size], or [groups, group_size, turns]; 0 for members that are not valid."""
     informative: Tensor
-    """[groups], bool: whether the rewards differ. Equal rewards teach nothing."""
+    """Bool tensor [groups]: whether the rewards of a group differ. Equal rewards teach nothing."""
     scale: Tensor
-    """[groups, 1]: the divisor of rewards less their mean."""
+    """The divisor [groups, 1] of the differences from the mean reward."""
 
 
 def group_advantages(rewards: Tensor, valid: Tensor, algorithm: Algorithm = "grpo") -> Advantages:
-    """Rewards [groups, group_size] against the mean of their group's valid members, and divided by their deviation
-    unless the algorithm is dr_grpo or flash_reinforce.
+    """Rewards [groups, group_size] less the mean of their group's valid members. The differences are divided by the
+    group's standard deviation, unless the algorithm is dr_grpo or flash_reinforce.
 
-    Members that are not `valid` neither count in the baseline nor get an advantage. For a baseline of the batch, give
-    the batch as one group.
+    Members that are not `valid` neither count in the baseline nor get an advantage. For a baseline of the whole batch,
+    pass the batch as a single group.
     """
     centred = _centred(rewards, valid)
     first = _first_valid(rewards, valid)
@@ -65,12 +65,12 @@ def group_advantages(rewards: Tensor, valid: Tensor, algorithm: Algorithm = "grp
 
 
 def turn_advantages(advantages: Advantages, earned: Tensor, valid: Tensor, algorithm: Algorithm = "grpo") -> Tensor:
-    """Advantages [groups, group_size, turns]: a turn's rewards since the turn began, compared within the group.
+    """Advantages [groups, group_size, turns]: the rewards since a turn began, compared within the group.
 
-    `earned` [groups, group_size, turns] are the rewards before each turn, which the turn cannot have caused. This is
-    MT-GRPO with a lambda of 1, undiscounted, for any number of turns. There is a single difference: all parts of a
-    reward are divided by the same deviation, the largest among the outcome's and the deviations of `earned` at each
-    turn. So a small bonus stays small, and so do outcomes that hardly differ. A group with equal outcomes teaches
+    `earned` [groups, group_size, turns] are the rewards before each turn, which the turn cannot have caused. The
+    computation is MT-GRPO with a lambda of 1, undiscounted, for any number of turns, with a single difference: a group
+    has a single divisor, the largest among the standard deviation of the total rewards and those of `earned` at each
+    turn. So a small bonus stays small, and so do outcomes that hardly differ. A group with equal total rewards teaches
     nothing.
     """
     before = _centred(earned, valid[..., None])
@@ -83,12 +83,13 @@ def turn_advantages(advantages: Advantages, earned: Tensor, valid: Tensor, algor
 
 
 def return_advantages(returns: Tensor, taken: Tensor, algorithm: Algorithm = "grpo") -> Advantages:
-    """Advantages [groups, group_size, turns] of the `returns` from each turn on, against the value of the turn.
+    """Advantages [groups, group_size, turns] of the `returns` from each turn on, compared with the value of the turn.
 
     The value is the mean return of the members that took the turn (`taken`, bool). These members are samples of the
     future of a turn of this number, so no value function is needed. A turn that a single member took is compared with
-    the whole group, in which the rest earn 0 more. Divided by the deviation of all the group's turns, unless the
-    algorithm is dr_grpo or flash_reinforce. A group whose members differ at no turn teaches nothing.
+    the whole group, whose other members earn 0 from this turn on. The advantages are divided by the standard deviation
+    of all the group's turns, unless the algorithm is dr_grpo or flash_reinforce. A group whose members differ at no
+    turn teaches nothing.
     """
     zeroed = torch.where(taken, returns, 0.0)
     count, members = taken.sum(1, keepdim=True), taken.any(2).sum(1)[:, None, None].clamp(min=1)
@@ -105,9 +106,10 @@ def return_advantages(returns: Tensor, taken: Tensor, algorithm: Algorithm = "gr
 def token_log_probs(
     logits: Tensor, targets: Tensor, temperature: float = 1.0, forbidden: Tensor | None = None
 ) -> Tensor:
-    """Log-probs [n] of `targets` [n] under `logits` [n, vocabulary] at a sampling temperature, in float32.
+    """Log-probs [n] of the token ids `targets` [n] under `logits` [n, vocabulary] at a sampling temperature, in
+    float32.
 
-    `forbidden` tokens are never sampled: the softmax is over all others.
+    The ids `forbidden` are never sampled: the softmax leaves these tokens out.
     """
     scaled = logits.float() if temperature == 1 else logits.float() / temperature
     if forbidden is not None:
@@ -116,7 +118,8 @@ def token_log_probs(
 
 
 def sequence_log_ratio(log_ratio: Tensor, row: Tensor) -> Tensor:
-    """[n]: for each token, the mean of `log_ratio` [n] over the tokens of its row; `row` [n] is the token's row."""
+    """For each token [n], the mean of `log_ratio` [n] over the tokens of the same row. `row` [n] has the row of each
+    token."""
     tokens = torch.bincount(row)
     return (log_ratio.new_zeros(len(tokens)).index_add(0, row, log_ratio) / tokens)[row]
 
@@ -124,9 +127,9 @@ def sequence_log_ratio(log_ratio: Tensor, row: Tensor) -> Tensor:
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
     losses: Tensor
-    """[n]: a value for each token. The caller averages."""
+    """The loss [n] of each token. The caller averages."""
     clipped: int
-    """Number of tokens without a gradient, because their ratio was clipped."""
+    """The number of tokens without a gradient, because their ratio was clipped."""
 
 
 def policy_loss(
@@ -137,9 +140,10 @@ def policy_loss(
     clip_high: float = 0.28,
     dual_clip: float | None = None,
 ) -> PolicyLoss:
-    """PPO's clipped surrogate. `log_ratio` [n] is the log of new over old probability, of tokens or of sequences.
+    """PPO's clipped surrogate loss. `log_ratio` [n] is the log of the new probability divided by the old probability,
+    of tokens or of sequences.
 
-    `dual_clip` bounds the loss of a token with a negative advantage at that many times the advantage.
+    If the advantage of a token is negative, its loss is at most `dual_clip` times the size of the advantage.
     """
     ratio = log_ratio.exp()
     unclipped = ratio * advantages
@@ -150,12 +154,13 @@ def policy_loss(
 
 
 def tis_weights(trainer_log_probs: Tensor, engine_log_probs: Tensor, clip: float) -> Tensor:
-    """Truncated importance sampling: trainer's over engine's probability of each sampled token [n], at most `clip`."""
+    """The weights of truncated importance sampling: for each sampled token [n], the trainer's probability divided by
+    the engine's, at most `clip`."""
     return (trainer_log_probs - engine_log_probs).exp().clamp(max=clip)
 
 
 def kl_divergence(log_probs: Tensor, reference_log_probs: Tensor, kind: KLType = "k3") -> Tensor:
-    """KL(policy || reference) [n], estimated on tokens of the policy.
+    """The estimates [n] of KL(policy || reference), at tokens that the policy sampled.
 
     k1 and k3 are unbiased; k2 and k3 are never negative. Do not use k1 as a loss: its gradient is zero on average.
     """

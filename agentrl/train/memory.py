@@ -1,9 +1,9 @@
-"""The memory that a run needs on its device, by arithmetic: without loading weights or measuring.
+"""The memory that a run needs on its device, computed without loading weights and without measuring.
 
-Training all weights in bfloat16 takes 16 bytes a parameter: the weight, the float32 copy, two moments of Adam, and the
-gradient. With LoRA, frozen weights take 2, and the few parameters of the adapter 16. In addition, learning holds
-activations, and playing episodes the engine's weights and its keys and values. On a GPU the allocator reserves more
-than it allocates; other programs on the card see the reserved memory.
+Training all weights in bfloat16 takes 16 bytes a parameter: the weight (2), the float32 copy (4), two moments of Adam
+(8), and the gradient (2). With LoRA, a frozen weight takes 2 bytes, and each of the few parameters of the adapter 16.
+In addition, learning holds activations, and playing episodes needs the engine's weights, its keys and values. On a GPU
+the allocator reserves more than it allocates; other programs on the card see the reserved memory.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from agentrl.types import Limits
 Place: TypeAlias = Literal["inside", "apart", "beside", "elsewhere"]
 
 _PROMPT_TOKENS = 1024
-"""Assumed length of a prompt, if limits bound only the later tokens."""
+"""Assumed number of tokens of a prompt, if the limits bound only the later tokens."""
 _PREFILL_TOKENS = 4096
-"""Tokens that an engine reads at once."""
+"""The number of prompt tokens that an engine reads in a pass."""
 _LOGITS_COPIES = 5
-"""Float32 logits, their copies and their gradients, in units of the logits."""
+"""The memory of float32 logits with their copies and gradients, as a multiple of the memory of the logits."""
 _GPU_BYTES = 1_000_000_000
-"""The memory of CUDA and its kernels."""
+"""Bytes that CUDA and its kernels take on a GPU."""
 _GAPS = 0.17
-"""The reserve of torch's allocator on a GPU above the temporary memory of a pass, as a share of the temporary memory.
-Measured on an H100 with Qwen3 shapes of 0.6 to 4 billion parameters: 14 to 17 % with LoRA, less with all weights."""
+"""The memory that torch's allocator on a GPU reserves beyond the temporary memory of a pass, as a share of the
+temporary memory. Measured on an H100 with Qwen3 shapes of 0.6 to 4 billion parameters: 14 to 17 % with LoRA, less if
+all weights are trained."""
 
 _SAVED = {(True, False): (4, 3, 4), (False, False): (3, 2, 4), (True, True): (3, 2, 4), (False, True): (2, 1, 4)}
-"""The values that autograd saves in a layer, by half-precision weights or not, and by LoRA or not: values a channel for
-a norm and the linear layers after it, for a norm of heads, and for the feed-forward part. Counted in Llama and
-Qwen3."""
+"""(half-precision weights, LoRA) -> the number of values that autograd saves in a layer for a token: for each channel
+of a norm and the linear layers after it, for each channel of a norm of heads, and for each channel of the feed-forward
+part. Counted in Llama and Qwen3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +49,17 @@ class Shape:
 
     parameters: int
     adapted: Mapping[str, int]
-    """Parameters that LoRA of rank 1 adds to each layer that can be adapted."""
+    """Layer that LoRA can adapt -> the number of parameters that LoRA of rank 1 adds."""
     layers: int
     attending: int
-    """Layers that store keys and values of every token."""
+    """The number of layers that store keys and values of every token."""
     hidden: int
     queries: int
-    """Heads times channels."""
+    """The width of a token's queries: heads times channels of a head."""
     keys: int
-    """Key-value heads times channels, the width of a token's keys and of its values."""
+    """The width of a token's keys, and of its values: key-value heads times channels of a head."""
     ffn: int
-    """Width of the feed-forward part for a token: with experts, of all experts of the token."""
+    """The width of the feed-forward part for a token. With experts, the sum over all experts that a token uses."""
     vocabulary: int
     context: int
     normed_heads: bool
@@ -66,7 +67,8 @@ class Shape:
 
     @classmethod
     def of(cls, config: Any) -> Self:
-        """Read a transformers configuration. The model is made without memory for weights, and counted."""
+        """Read a transformers configuration. To count the parameters, the model is created without memory for
+        weights."""
         import torch
         from transformers import AutoModelForCausalLM
 
@@ -93,15 +95,15 @@ class Shape:
         )
 
     def adapter(self, rank: int, targets: str | Sequence[str]) -> int:
-        """Parameters of a LoRA adapter."""
+        """The number of parameters of a LoRA adapter."""
         return rank * sum(added for name, added in self.adapted.items() if _is_target(name, targets))
 
     def cache_bytes(self, itemsize: int) -> int:
-        """Keys and values of a token."""
+        """Bytes of the keys and values of a token in all layers. `itemsize` is the bytes of a value."""
         return 2 * self.attending * self.keys * itemsize
 
     def layer_bytes(self, itemsize: int, rank: int) -> int:
-        """The memory of a layer for a token in the backward pass: autograd's saved values, and the largest
+        """Bytes of a layer for a token in the backward pass: the values that autograd saved, and the largest
         gradients."""
         norms, head_norms, ffn = _SAVED[itemsize < 4, rank > 0]
         both = self.queries + self.keys
@@ -110,7 +112,8 @@ class Shape:
         return itemsize * (saved + gradients + 7 * rank)
 
     def shared_bytes(self, itemsize: int) -> int:
-        """The most extra memory of a layer for a token of a full pack: keys and values of rows that share the token."""
+        """The most extra bytes of a layer for a token of a full pack: keys and values of the rows that share the
+        token."""
         return 2 * self.keys * itemsize * MOST_READ
 
 
@@ -119,24 +122,25 @@ class MemoryInputs:
     """The settings of a TrainConfig that affect memory."""
 
     itemsize: int
-    """Bytes of a weight."""
+    """Bytes of a weight in the model."""
     sequence: int
-    """Tokens of the longest episode."""
+    """The number of tokens of the longest episode."""
     pack: int
-    """Tokens of a pack. A longer episode is read alone."""
+    """The most tokens of a pack. A longer episode is read alone."""
     at_once: int
-    """Episodes in flight."""
+    """The number of episodes in flight."""
     checkpointing: bool | None
     rank: int
-    """0: all weights are trained."""
+    """The rank of LoRA. 0: all weights are trained."""
     targets: str | Sequence[str]
     moments: int
-    """Bytes of a trained parameter in the optimizer."""
+    """Bytes of Adam's moments for a trained parameter."""
     reference: bool
-    """Whether KL needs separate weights."""
+    """Whether the reference of KL is a separate copy of the weights."""
     engine: Place
-    """inside: the engine samples from the learner's weights. apart, beside: the engine has its weights on the same
-    device. The engine takes as much memory as needed (apart), or a share of the free memory (beside)."""
+    """The memory of the engine. inside: the engine samples from the learner's weights. apart: the engine has separate
+    weights on the same device, and takes as much memory as needed. beside: the engine has separate weights on the same
+    device, and takes a share of the free memory. elsewhere: the engine takes no memory of the device."""
     sleeps: bool
     on_gpu: bool
 
@@ -169,30 +173,30 @@ class MemoryInputs:
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Bytes on the device, part by part."""
+    """The bytes that a run needs on its device, by purpose."""
 
     weights: int
     masters: int
-    """Float32 copies of the weights in training."""
+    """Bytes of the float32 copies of the weights in training."""
     optimizer: int
     reference: int
     gradients: int
-    """While gradients add up."""
+    """Bytes of the gradients while they add up over the passes of an update."""
     stepping: int
-    """Gradients while the optimizer steps, and a few in float32: copies are stepped a few at a time. There are no
-    activations then."""
+    """Bytes of the gradients while the optimizer steps, and of a few float32 gradients: float32 copies are stepped a
+    few at a time. There are no activations at that time."""
     activations: int
     logits: int
     engine: int
-    """The engine's own weights."""
+    """Bytes of the engine's separate weights."""
     cache: int
-    """Keys and values of an episode of the greatest length."""
+    """Bytes of the keys and values of an episode of the greatest length."""
     prefill: int
     fixed: int
     asleep: bool
-    """Whether the engine's memory is free while the learner learns."""
+    """Whether the engine frees its memory while the learner learns."""
     shares: bool
-    """Whether the engine takes a share of the free memory, and plays the number of episodes that fit."""
+    """Whether the engine takes a share of the free memory, and plays as many episodes as fit into this share."""
 
     @classmethod
     def of(cls, shape: Shape, plan: MemoryInputs) -> Self:
@@ -223,33 +227,33 @@ class MemoryEstimate:
 
     @property
     def resident(self) -> int:
-        """The memory that is always allocated."""
+        """Bytes that are always allocated."""
         return self.weights + self.masters + self.optimizer + self.reference + self.fixed
 
     @property
     def learning(self) -> int:
-        """The peak while the learner learns."""
+        """The peak in bytes while the learner learns."""
         awake = 0 if self.asleep or not self.engine else self.engine + self.cache
         return self.resident + awake + self.passing
 
     @property
     def backward(self) -> int:
-        """The peak of forward and backward passes, above the permanent memory."""
+        """The peak in bytes of forward and backward passes, above `resident`."""
         return self.gradients + self.activations + self.logits
 
     @property
     def passing(self) -> int:
-        """The temporary memory of learning, on a GPU with the gaps."""
+        """The temporary bytes of learning; on a GPU with `gaps`."""
         return max(self.backward, self.stepping) + self.gaps
 
     @property
     def gaps(self) -> int:
-        """The memory that the allocator reserves beyond its allocations."""
+        """The bytes that the allocator reserves beyond its allocations; 0 on a CPU."""
         return int(_GAPS * max(self.backward, self.stepping)) if self.fixed else 0
 
     @property
     def rollout(self) -> int:
-        """The peak while an episode of the greatest length is played."""
+        """The peak in bytes while an episode of the greatest length is played."""
         return self.resident + self.engine + self.cache + self.prefill
 
     @property
@@ -257,14 +261,15 @@ class MemoryEstimate:
         return max(self.learning, self.rollout)
 
     def fits(self, memory: int) -> bool:
-        """Whether so many free bytes before the run are enough."""
+        """Whether the run fits into `memory`, the free bytes of the device before the run."""
         free = memory - self.resident
         if self.engine and not self.asleep:
             free -= self._engine_room(free) if self.shares else self.engine + self.cache + self.prefill
         return self.passing <= free and self.rollout <= memory and self.episodes(memory) > 0
 
     def episodes(self, memory: int) -> int:
-        """The number of longest episodes whose keys and values fit at once, with so many free bytes before the run."""
+        """The number of longest episodes whose keys and values fit at once. `memory` is the free bytes before the
+        run."""
         if not self.cache:
             return 1 << 20
         free = memory - self.resident
@@ -272,15 +277,17 @@ class MemoryEstimate:
         return max(room // self.cache, 0)
 
     def _engine_room(self, free: int) -> int:
-        """The memory of an engine with separate weights, from the memory that the trainer leaves."""
+        """The bytes for an engine with separate weights. `free` is the bytes that the trainer's permanent memory
+        leaves."""
         if not self.shares:
             return free - max(self.backward, self.stepping) - self.prefill
         return int((ALONE_SHARE if self.asleep else BESIDE_SHARE) * free)
 
 
 def _activations(shape: Shape, plan: MemoryInputs, parameters: int) -> int:
-    """Bytes of activations of a single long episode, or of a pack whose episodes share their beginnings. With gradient
-    checkpointing: the inputs of all layers, and the inside of a single layer. Else: the inside of all layers."""
+    """Bytes of the activations of a single long episode, or of a pack whose episodes share their beginnings. With
+    gradient checkpointing these are the inputs of all layers, and the inside of a single layer. Without, the inside of
+    all layers."""
     alone = shape.layer_bytes(plan.itemsize, plan.rank)
     sizes = (plan.sequence, alone), (plan.pack, alone + shape.shared_bytes(plan.itemsize))
     if wants_checkpointing(plan.checkpointing, parameters):
@@ -299,7 +306,8 @@ def _longest(config: TrainConfig, context: int) -> int:
 
 
 def _adapted(model: Any) -> Iterator[tuple[str, int]]:
-    """The layers that peft adapts with all-linear: linear layers without the head, and experts with their routers."""
+    """The layers that peft adapts with all-linear, each with the parameters that a rank adds. Such layers are linear
+    layers without the head, and experts with their routers."""
     import torch
 
     head = model.get_output_embeddings()

@@ -1,4 +1,5 @@
-"""The report about memory before a run: the needed and the free memory, and the option that would make the run fit."""
+"""The report about memory before a run: the memory that the run needs, the free memory, and the options that would make
+the run fit."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ log = logging.getLogger("agentrl")
 
 _WORTH_SAYING = 10**9
 _SHORTEST = 1024
-"""Tokens of an episode. Shorter episodes are never proposed."""
+"""The smallest length of an episode, in tokens, that the report proposes."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """A setting that saves memory: the user's text, and the configuration with the setting."""
+    """An option that saves memory: the text for the user, and the function that sets the option in a configuration."""
 
     words: str
     apply: Callable[[TrainConfig], TrainConfig]
@@ -43,7 +44,7 @@ def memory_lines(config: TrainConfig, model: str, device: str) -> list[str]:
 
 
 def lines_about(config: TrainConfig, shape: Shape, free: int, *, on_gpu: bool) -> Iterator[str]:
-    """The lines of `memory_lines` about a model of this shape, where so many bytes are free."""
+    """The lines of `memory_lines` about a model of this shape. `free` is the number of free bytes."""
     plan = MemoryInputs.of(config, shape, on_gpu=on_gpu)
     need = MemoryEstimate.of(shape, plan)
     if need.peak - need.fixed < _WORTH_SAYING:
@@ -65,7 +66,8 @@ def lines_about(config: TrainConfig, shape: Shape, free: int, *, on_gpu: bool) -
 
 
 def ways_to_fit(config: TrainConfig, shape: Shape, free: int, *, on_gpu: bool) -> list[str]:
-    """The first option that makes a run fit, else the first options that make it fit together, else nothing."""
+    """The texts of the options that make a run fit: the cheapest option that suffices alone, else the cheapest options
+    that suffice together. Empty if no options suffice."""
 
     def fits(options: Sequence[_Option]) -> bool:
         changed = config
@@ -123,7 +125,7 @@ def _setting(words: str, **values: Any) -> _Option:
 
 
 def _parts(need: MemoryEstimate) -> str:
-    """The largest parts of learning first."""
+    """The parts of the memory of learning as text, the largest first."""
     backward = need.backward >= need.stepping
     parts = {
         "weights": need.weights,

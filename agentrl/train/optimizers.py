@@ -1,4 +1,4 @@
-"""The optimizers by name. bitsandbytes is imported only for its optimizer."""
+"""The optimizers by name. bitsandbytes is imported only if the chosen optimizer needs it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from agentrl.train.config import OptimizerName
 
 _BETAS = (0.9, 0.95)
 _SMALLEST_8BIT = 4096
-"""Elements of a tensor from which bitsandbytes stores the moments in 8 bits."""
+"""The number of elements of a tensor from which bitsandbytes stores the moments in 8 bits."""
 _MUON_MOMENTUM = 0.95
 
 
 def make_adam(name: OptimizerName, parameters: Sequence[Tensor], rate: float) -> Optimizer:
-    """AdamW without weight decay. Raises ConfigError if a needed bitsandbytes is missing or does not work."""
+    """AdamW without weight decay. Raises ConfigError if the optimizer needs bitsandbytes, and it is missing or does not
+    work."""
     if name == "adamw":
         return AdamW(parameters, rate, _BETAS, weight_decay=0.0, fused=True)
     try:
@@ -36,7 +37,8 @@ def make_adam(name: OptimizerName, parameters: Sequence[Tensor], rate: float) ->
 
 
 def _try_out(kind: Any, device: torch.device) -> None:
-    """Try a step on a tensor, before the run: only a step makes bitsandbytes report the limits of a device."""
+    """Try an optimizer step on a tensor before the run: only a step makes bitsandbytes report the limits of a
+    device."""
     tensor = torch.zeros(_SMALLEST_8BIT, device=device)
     tensor.grad = torch.ones_like(tensor)
     try:
@@ -65,8 +67,9 @@ def _bfloat16_is_fast() -> bool:
 def _float32_muon() -> type[torch.optim.Muon]:
     """torch's Muon with the Newton-Schulz steps in float32.
 
-    torch runs these steps in bfloat16 on every device, which took three times as long without such instructions: 3.1 ms
-    instead of 0.9 for a matrix of 128 x 384. The class is made on demand, because older torch has no Muon.
+    torch runs these steps in bfloat16 on every device. On a processor without instructions for bfloat16 matrices that
+    took three times as long: 3.1 ms instead of 0.9 ms for a matrix of 128 x 384. The class is created on demand,
+    because older torch has no Muon.
     """
 
     class Float32Muon(torch.optim.Muon):

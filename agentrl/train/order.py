@@ -1,4 +1,5 @@
-"""The order of rollouts and updates. Here: in turn, each rollout with the newest weights. See also async_order.py."""
+"""The order of rollouts and updates. In this module they take turns: each rollout has the newest weights.
+`async_order.py` has the order for `staleness`."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ Groups: TypeAlias = list[list[Trajectory]]
 Collect: TypeAlias = Callable[[int], Awaitable[Groups]]
 Update: TypeAlias = Callable[[Groups, int], dict[str, Any]]
 PlayEvaluation: TypeAlias = Callable[[], Awaitable[Mapping[str, JSON]]]
-"""Plays the held-out tasks, and returns metrics."""
+"""A function that plays the held-out tasks, and returns metrics."""
 
 
 @dataclass(slots=True)
 class Played:
-    """The rollout of a step, and the seconds of the step's parts."""
+    """The groups that a step has played, and the seconds of the step's parts."""
 
     step: int
     groups: Groups
@@ -30,7 +31,7 @@ class Played:
     rollout_s: float = 0.0
     train_s: float = 0.0
     async_report: AsyncReport | None = None
-    """None where rollouts and updates take turns."""
+    """The times and token ages of a step with `staleness`. None if rollouts and updates take turns."""
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -41,7 +42,7 @@ class StepOrder(Protocol):
     """Plays the rollouts of a run, and lets the learner learn from them. Each step calls `rollout`, then `learn`."""
 
     async def rollout(self, step: int) -> Played:
-        """The rollout that this step learns from."""
+        """Get the groups that this step learns from."""
         ...
 
     async def learn(self, rollout: Played, update: Update) -> dict[str, Any]:
@@ -53,11 +54,12 @@ class StepOrder(Protocol):
         ...
 
     def paused(self) -> AbstractAsyncContextManager[None]:
-        """While the context is open, no rollout is played: the engine is free for an evaluation."""
+        """While the context is open, no rollout is played, so that the engine is free for an evaluation."""
         ...
 
     async def evaluate(self, step: int, evaluate: PlayEvaluation | None, *, last: bool) -> Mapping[str, JSON]:
-        """Called after each step, with a due evaluation. Returns the metrics of a finished evaluation."""
+        """Called after each step. `evaluate` plays the held-out tasks; None if no evaluation is due. Returns the
+        metrics of a finished evaluation, else nothing."""
         ...
 
     async def stop(self) -> None:
@@ -66,7 +68,8 @@ class StepOrder(Protocol):
 
 
 class InTurn:
-    """A rollout, then updates, then the next rollout. The engine may share the learner's weights and device."""
+    """Plays a rollout, then updates, then plays the next rollout. The engine may share the learner's weights and
+    device."""
 
     def __init__(self, handover: HandOver, collect: Collect) -> None:
         self._handover, self._collect = handover, collect

@@ -3,7 +3,7 @@
 Except for attention, a transformer treats each token alone, so a pass can run over all rows at once. Attention runs row
 by row here, with torch's causal kernels, so a mask over the whole pack is never made. A hidden state depends on earlier
 tokens only. So rows that begin alike, such as a group's rows with the same prompt, need the states of the beginning
-once; the gradient is the sum over the rows. As in arXiv 2511.00413.
+once; the gradient is the sum over the rows. arXiv 2511.00413 does the same.
 """
 
 from __future__ import annotations
@@ -34,50 +34,55 @@ log = logging.getLogger("agentrl")
 LEAST_SHARED = 8
 """The number of tokens from which a beginning is worth sharing."""
 MOST_READ = 4
-"""The most tokens of a pack's rows, as a multiple of the budget, with shared beginnings counted in each row. Attention
-holds queries, keys and values of all these tokens."""
+"""The most tokens of a pack's rows, as a multiple of the token budget. Here shared beginnings count in each row:
+attention holds queries, keys and values of all these tokens."""
 MOST_MASKED = 1 << 24
-"""The most elements of a row's mask. A row that shares a beginning needs a mask [its later tokens, all tokens]."""
+"""The most elements of the attention mask of a row. A row that shares a beginning needs a mask [its later tokens, all
+its tokens]."""
 _NAME = "agentrl_packed"
 
 Packing: TypeAlias = Literal["varlen", "rows"]
-"""Attention of a pack: by a single kernel that gets the beginnings of the rows, or row by row."""
+"""How a pack's attention is computed. varlen: by a single kernel that gets the bounds of the rows. rows: row by row."""
 Mask: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Whether (batch, head, query, key) may be seen, as transformers defines masks."""
+"""A function of (batch, head, query, key) that tells whether the query may see the key, as transformers defines
+masks."""
 
 
 class Beginning(Protocol):
-    """A beginning of rows whose keys and values are computed elsewhere; see `agentrl.train.stems`."""
+    """A beginning of rows whose keys and values are computed in a separate pass; see `agentrl.train.stems`."""
 
     row: tuple[int, ...]
 
     def keep(self, layer: Any, key: Tensor, value: Tensor) -> None:
-        """Store a layer's states [1, heads, tokens, channels], without the states of earlier beginnings."""
+        """Store a layer's keys and values [1, heads, tokens, channels], without those of earlier beginnings."""
         ...
 
     def before(self, layer: Any) -> list[tuple[Tensor, Tensor]]:
-        """A layer's states of all tokens of `row`, in order."""
+        """A layer's keys and values of all tokens of `row`, in order. Each pair has the tokens of a beginning."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pack:
-    """Rows in a single sequence of T tokens. A row reads N tokens, including tokens shared with the row before."""
+    """Rows as a single sequence of T tokens. A row has N tokens, including the tokens shared with the row before."""
 
     input_ids: Tensor
-    """[1, T]"""
+    """The token ids [1, T]."""
     position_ids: Tensor
-    """[1, T]: a token's place in its row."""
+    """The index [1, T] of each token in its row."""
     lengths: tuple[tuple[int, int], ...]
-    """For each row, in the pack's order: the number of unshared tokens in the pack, and N."""
+    """For each row, in the pack's order: the number of tokens that only this row adds to the pack, and N."""
     rows: Tensor | None
-    """[sum of N]: the places of all rows' tokens in the pack, row after row. None: the rows are the pack."""
+    """The indices in the pack of all rows' tokens, row after row; the shape is [sum of N]. None: no tokens are shared,
+    so the rows are the pack."""
     ends: tuple[Tensor, Tensor] | None
-    """Two tensors [rows + 1], int32, for a varlen kernel: the rows' bounds by the first and the second of `lengths`."""
+    """Two int32 tensors [rows + 1] for a varlen kernel: the cumulative sums of the first and of the second of
+    `lengths`. None: attention is computed row by row."""
     after: Beginning | None = None
-    """The beginning of all rows, with known states. `rows` counts these tokens first, T does not."""
+    """The beginning of all rows, whose keys and values were computed earlier. `rows` counts the tokens of this
+    beginning first, T does not count them."""
     keeps: Beginning | None = None
-    """The store of the states that this pack computes."""
+    """The store that gets the keys and values of this pack; None: they are not stored."""
 
     @classmethod
     def of(
@@ -89,11 +94,8 @@ class Pack:
         after: Beginning | None = None,
         keeps: Beginning | None = None,
     ) -> tuple[Self, list[Tensor]]:
-        """A pack, and for each row [N] the places of the tokens; tokens of `after` come first, and are the same for all
-        rows.
-
-        A repeated row is read once.
-        """
+        """A pack, and for each row the indices [N] of its tokens. The indices count the tokens of `after` first, which
+        begin every row. A repeated row is read once."""
         past = 0 if after is None else len(after.row)
         order = sorted(range(len(rows)), key=lambda number: rows[number])
         shared = [
@@ -126,14 +128,16 @@ class Pack:
         return pack, places
 
     def inputs(self) -> dict[str, Tensor]:
-        """Arguments of the model. The mask of ones keeps transformers from looking for packed sequences itself."""
+        """Arguments of the model. The mask is all ones, which keeps transformers from looking for packed sequences."""
         ones = torch.ones_like(self.input_ids)
         return {"input_ids": self.input_ids, "position_ids": self.position_ids, "attention_mask": ones}
 
     def spread(self, states: Tensor) -> Tensor:
-        """States [sum of N, heads, channels], row after row, of those of the pack [T, heads, channels].
+        """The states [sum of N, heads, channels] of all rows' tokens, row after row, from the states of the pack [T,
+        heads, channels].
 
-        The backward pass of an embedding is fast on a CPU, and adds in the same order in each run on a GPU.
+        The computation is an embedding lookup, whose backward pass is fast on a CPU, and adds in the same order in each
+        run on a GPU.
         """
         if self.rows is None:
             return states
@@ -141,7 +145,7 @@ class Pack:
 
 
 def shared_beginnings(rows: Sequence[tuple[int, ...]], how: Packing, *, least: int = LEAST_SHARED) -> list[int]:
-    """For each of the sorted rows, the number of tokens shared with the row before; 0 for too few tokens."""
+    """For each row of sorted rows, the number of tokens shared with the row before; 0 for fewer than `least` tokens."""
     lengths = [0][: len(rows)]
     for before, row in pairwise(rows):
         low, high = 0, min(len(before), len(row))
@@ -155,21 +159,22 @@ def shared_beginnings(rows: Sequence[tuple[int, ...]], how: Packing, *, least: i
 
 @dataclass(slots=True, eq=False)
 class _Plan:
-    """A layer's argument in place of a mask: the pack, and the tokens of the same row that a token may see."""
+    """The argument that layers get in place of a mask: the pack, and the tokens of the same row that a token may
+    see."""
 
     pack: Pack
     mask: Mask
     window: int | None
-    """Rows of at most this length see all earlier tokens. None: all rows do."""
+    """The length of a row up to which each token sees all earlier tokens. None: so do tokens in rows of any length."""
     _made: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def suits(self, sliding_window: int | None) -> bool:
-        """Whether a varlen kernel works: all rows are seen whole, or through a window that moves with the token."""
+        """Whether a varlen kernel works: tokens see their whole row, or a window that moves with the token."""
         return self.window in (None, sliding_window) or all(whole <= self.window for _, whole in self.pack.lengths)
 
     def of(self, queries: int, whole: int, like: Tensor) -> Tensor | None:
-        """The mask [1, 1, own, whole] of a row's last tokens, to be added to scores. None: causal attention
-        suffices."""
+        """The mask [1, 1, queries, whole] to be added to the scores of the last `queries` tokens of a row with `whole`
+        tokens. None: causal attention needs no mask."""
         if queries == whole and (self.window is None or whole <= self.window):
             return None
         if (queries, whole) not in self._made:
@@ -183,11 +188,11 @@ class _Plan:
 
 
 _running: ContextVar[Pack | None] = ContextVar("running", default=None)
-"""The pack that a forward pass reads."""
+"""The pack that the running forward pass reads; None outside of such a pass."""
 
 
 def _mask(*args: Any, **kwargs: Any) -> Any:
-    """Replaces transformers' function that makes masks."""
+    """Replaces transformers' function that creates masks."""
     if (pack := _running.get()) is None:
         return sdpa_mask(*args, **kwargs)
     if kwargs.get("use_vmap"):
@@ -215,7 +220,7 @@ def _attention(
 
 
 def _row_by_row(module: Any, query: Tensor, key: Tensor, value: Tensor, plan: _Plan, kwargs: dict[str, Any]) -> Tensor:
-    """Neighbouring rows of equal length, together."""
+    """Attention row by row. Neighbouring rows of equal length are computed together."""
     groups = [(new, whole, len(list(same))) for (new, whole), same in groupby(plan.pack.lengths)]
     queries = torch.split(query[0].transpose(0, 1), [new * n for new, _, n in groups])
     keys, values = (
@@ -230,7 +235,7 @@ def _row_by_row(module: Any, query: Tensor, key: Tensor, value: Tensor, plan: _P
 
 
 def _at_once(query: Tensor, key: Tensor, value: Tensor, plan: _Plan, scaling: float | None) -> Tensor:
-    """A single kernel for all rows. The queries are the last tokens of their rows."""
+    """Attention of all rows in a single kernel. The queries of a row belong to the last tokens of the row."""
     pack = plan.pack
     assert pack.ends is not None
     longest = [max(lengths) for lengths in zip(*pack.lengths, strict=True)]
@@ -243,10 +248,11 @@ def _at_once(query: Tensor, key: Tensor, value: Tensor, plan: _Plan, scaling: fl
 
 @cache
 def varlen_kernel() -> Callable[..., Tensor] | None:
-    """flash-attn's kernel for rows of several lengths, else torch's; None without either.
+    """flash-attn's attention kernel for rows of several lengths, else torch's kernel. None if both are missing.
 
-    Called with queries, keys and values [tokens, heads, channels], the ends and the greatest length of either, the
-    factor of scores, and how far a token sees (before, after).
+    The kernel is called with these arguments: queries, keys and values [tokens, heads, channels]; the bounds of the
+    rows in the queries and in the keys; the greatest length in both; the factor of the scores; and the number of tokens
+    that a token sees (before, after).
     """
     try:
         from flash_attn import flash_attn_varlen_func
@@ -267,7 +273,8 @@ def varlen_kernel() -> Callable[..., Tensor] | None:
 
 
 def kernel_of_torch(varlen_attn: Callable[..., Any]) -> Callable[..., Tensor] | None:
-    """torch's kernel. Version 2.10 has no factor and no window; 2.11 takes fewer heads of keys without being asked."""
+    """torch's attention kernel for rows of several lengths; None if this version lacks arguments. Version 2.10 has no
+    factor and no window. Version 2.11 accepts fewer key heads than query heads without a flag."""
     parameters = signature(varlen_attn).parameters
     if not {"scale", "window_size"} <= parameters.keys():
         return None
@@ -319,10 +326,11 @@ _packings: WeakKeyDictionary[Any, Packing | None] = WeakKeyDictionary()
 
 
 def packing_of(model: Any) -> Packing | None:
-    """The packing of the model's rows, tried once on a few rows. None if the model computes packed rows differently.
+    """The packing of the model's rows, tried once on a few rows. None if packed rows do not give the logits of single
+    rows.
 
-    Layers that carry a state from token to token do so (Mamba, linear attention, convolutions), and so does a model
-    without positions. A log line reports the result.
+    Packed rows differ for layers that carry a state from token to token (Mamba, linear attention, convolutions), and
+    for a model without positions. A log line reports the result.
     """
     if model not in _packings:
         _packings[model] = next((how for how in _candidates(model) if computes_the_same(model, how)), None)

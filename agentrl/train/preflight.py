@@ -1,4 +1,5 @@
-"""The checks of a run before torch is imported, which takes seconds. A typo is answered at once."""
+"""The checks of a run before torch is imported. The import takes seconds, and a mistake in the settings is reported at
+once."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from agentrl.train.run_folder import RunFolder, weights_of
 
 
 def check_inputs(config: TrainConfig, *, resume: bool) -> None:
-    """Raises ConfigError for an occupied folder, an Env that cannot be made, and a missing file or model.
+    """Raises ConfigError for a run folder that is in use, an Env that cannot be created, and a missing file or model.
 
     `Trainer.setup` repeats these checks, and reads the files.
     """

@@ -1,4 +1,4 @@
-"""The progress of a run, shown as a bar in a terminal, and elsewhere as a line from time to time."""
+"""The progress of a run: a bar in a terminal, or else a line from time to time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LINE_EVERY_S = 10.0
 
 @dataclass(slots=True)
 class Position:
-    """How far a run has come; saved with every checkpoint."""
+    """The number of steps that a run has done, with its evaluations. Saved with every checkpoint."""
 
     step: int = 0
     started: bool = False
@@ -30,13 +30,13 @@ class Position:
     seconds: float = 0.0
     """Seconds of the run's earlier processes, for a run folder without a bill."""
     evals: dict[str, float | None] = field(default_factory=dict)
-    """Mean held-out rewards; None where no episode was rewarded."""
+    """Name of an evaluation -> the mean held-out reward; None if no episode got a reward."""
     eval_failed: dict[str, int] = field(default_factory=dict)
-    """How many episodes of each evaluation failed."""
+    """Name of an evaluation -> the number of its failed episodes."""
     eval_intervals: dict[str, Sequence[float] | None] = field(default_factory=dict)
-    """95 % intervals of the mean held-out rewards, from resampled tasks."""
+    """Name of an evaluation -> the 95 % interval of the mean held-out reward, by resampling the tasks."""
     eval_tasks: int = 0
-    """Held-out tasks with a reward in the last evaluation."""
+    """The number of held-out tasks that got a reward in the last evaluation."""
 
     def evaluated(self, name: str, evaluation: Evaluation) -> None:
         """Store the result of an evaluation."""
@@ -46,7 +46,7 @@ class Position:
 
 
 class Progress:
-    """Progress of a phase: `with Progress(console, "rl", 100) as progress: progress.show(1, reward=0.2)`."""
+    """The progress of a phase: `with Progress(console, "rl", 100) as progress: progress.show(1, reward=0.2)`."""
 
     def __init__(self, console: Console, phase: str, total: int, *, done: int = 0) -> None:
         self._console, self._phase, self._total = console, phase, total
@@ -71,7 +71,7 @@ class Progress:
         self._bar.stop()
 
     def show(self, done: int, **values: float) -> None:
-        """Show `done` of the total, with some figures."""
+        """Show that `done` steps of the total are done. `values` are shown beside, by name."""
         text = "  ".join(
             f"{name} {value:.3g}" if value < 1000 else f"{name} {value:,.0f}" for name, value in values.items()
         )

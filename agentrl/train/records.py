@@ -1,6 +1,6 @@
 """The records of a run besides the trajectories, for `agentrl view`.
 
-index/step_000010.jsonl   an outline of every episode of the step; `offset` and `length` of stored tokens
+index/step_000010.jsonl   a summary of every episode (see Outline); `offset`, `length`: bytes of its trajectory
 events.jsonl              warnings of canaries and others, with their step
 imitation.jsonl           the loss of each step of imitation
 inflight.json             the running episodes, written every few seconds
@@ -29,10 +29,10 @@ from agentrl.types import JSON
 
 _EVERY_S = 5.0
 _DIGITS = ".9g"
-"""Significant digits with which every float32 is read back exactly."""
+"""The format that writes enough significant digits to read back every float32 exactly."""
 
 LookedAt = Sequence[tuple[Row, Sequence[float]]]
-"""Rows, and the trainer's log-probs of their positions before the first update."""
+"""Rows, each with the trainer's log-probs of its positions before the first update."""
 
 
 class RunRecords:
@@ -48,12 +48,12 @@ class RunRecords:
     # Steps
 
     def learned(self, rows: Iterable[Row], looked_at: LookedAt) -> None:
-        """Record the trained rows, until `write_step`. A row's tokens identify the segment."""
+        """Store the trained rows until `write_step`. A row belongs to the segment with the same tokens object."""
         self._advantages = {id(row.tokens): row for row in rows}
         self._log_probs = {id(row.tokens): (row, log_probs) for row, log_probs in looked_at}
 
     def write_step(self, name: str, step: int, groups: Sequence[Sequence[Trajectory]], whole: int) -> None:
-        """Write the trajectories of the first `whole` groups, and the index of all."""
+        """Write the whole trajectories of the first `whole` groups, and the index of the episodes of all groups."""
         lines, index, offset = list[str](), list[str](), 0
         for number, group in enumerate(groups):
             for member, trajectory in enumerate(group):
@@ -94,8 +94,8 @@ class RunRecords:
         return {**place, "log_probs": log_probs, "gap": float(f"{max(gaps):.4g}") if gaps else None}
 
     def _turn_advantages(self, segment: Segment) -> list[float | None]:
-        """An advantage for each turn, or a single value if all are equal. 0.0 for a group that taught nothing and was
-        not read."""
+        """The advantage of each turn of a segment; a list of a single value if all are equal. [0.0] if the group taught
+        nothing and was not read; empty without trained tokens."""
         row = self._advantages.get(id(segment.ids))
         if row is None:
             return [0.0] if segment.ledger.trained else []
@@ -108,8 +108,8 @@ class RunRecords:
         return list(distinct) if len(distinct) == 1 else advantages
 
     def _trainer_log_probs(self, segment: Segment) -> list[float | None]:
-        """A log-prob for each sampled token; None for tokens that the trainer did not read. Empty if the trainer read
-        none."""
+        """The trainer's log-prob of each sampled token; None for tokens that the trainer did not read. Empty if the
+        trainer read no token of the segment."""
         row, log_probs = self._log_probs.get(id(segment.ids), (None, ()))
         if row is None:
             return []
@@ -121,11 +121,11 @@ class RunRecords:
     # Lines
 
     def event(self, kind: str, message: str, step: int) -> None:
-        """Keep a warning."""
+        """Append a warning to events.jsonl."""
         self._append("events", {"step": step, "kind": kind, "message": message, "time": round(time.time(), 1)})
 
     def imitated(self, step: int, loss: float) -> None:
-        """Keep the loss of a step of imitation."""
+        """Append the loss of a step of imitation to imitation.jsonl."""
         self._append("imitation", {"step": step, "loss": loss})
 
     def _append(self, name: str, line: Mapping[str, JSON]) -> None:
@@ -133,7 +133,7 @@ class RunRecords:
             append_line(self.path / f"{name}.jsonl", json.dumps(line, ensure_ascii=False))
 
     def rewind(self, step: int, warm_steps: int) -> None:
-        """Remove the records after a step. These steps will be played again."""
+        """Remove the records of all steps after `step`. These steps will be played again."""
         for file in (self.path / "index").glob("step_*.jsonl"):
             if file.stem[5:].isdecimal() and int(file.stem[5:]) > step:
                 file.unlink()
@@ -146,7 +146,8 @@ class RunRecords:
     # In flight
 
     def begin(self, path: Path) -> Callable[[], None]:
-        """Write the episodes in flight into a folder every few seconds. Returns the function that stops the writing."""
+        """Write the running episodes to a file in the folder `path` every few seconds. Returns the function that stops
+        the writing."""
         self.path = path
         self._watcher = threading.Thread(target=self._watch, name="agentrl-records", daemon=True)
         self._watcher.start()
@@ -175,14 +176,14 @@ def _sampled(segment: Segment) -> list[float]:
 
 
 def _compact(data: dict[str, JSON]) -> dict[str, JSON]:
-    """The log-probs with the digits of a float32."""
+    """A trajectory as JSON whose log-probs have the digits of a float32."""
     for segment in (*data["earlier"], data):
         segment["log_probs"] = [float(format(x, _DIGITS)) if x else 0.0 for x in segment["log_probs"]]
     return data
 
 
 def _step_in(line: str) -> float:
-    """The step of a line; a torn line is removed."""
+    """The step of a line of JSON. An incomplete line counts as later than all steps, and is thus removed."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):

@@ -13,7 +13,7 @@ from agentrl.train.progress import Position
 from agentrl.types import JSON
 
 CURVE, BOARD = "reward.png", "tensorboard"
-"""Names in a run's folder: the plot, and TensorBoard's event files."""
+"""Names in a run's folder. CURVE: the plot of the rewards. BOARD: the folder of TensorBoard's event files."""
 
 KNOWS_NOTHING = (
     "warning: tiny has random weights: it knows no word, finds no reward and learns nothing from it. Let it imitate "
@@ -24,7 +24,8 @@ KNOWS_NOTHING = (
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A whole run. Evaluations are held-out mean rewards of greedy episodes, None where no episode was rewarded."""
+    """The results of a whole run. An evaluation (`eval_...`) is the held-out mean reward of greedy episodes; None if no
+    episode got a reward."""
 
     eval_start: float | None
     eval_warm: float | None
@@ -32,18 +33,18 @@ class Summary:
     reward_first: float | None
     reward_last: float | None
     failed: Mapping[str, int]
-    """Mean above -> the number of failed episodes, which the mean leaves out."""
+    """Name of a mean reward in this class -> the number of failed episodes, which the mean leaves out."""
     eval_intervals: Mapping[str, Sequence[float] | None]
-    """95 % intervals of the evaluations, by their names; from resampled tasks."""
+    """Name of an evaluation in this class -> its 95 % interval, by resampling the tasks."""
     eval_tasks: int
-    """Held-out tasks with a reward in the last evaluation."""
+    """The number of held-out tasks that got a reward in the last evaluation."""
     steps: int
     seconds: float
     sampled_tokens: int
     trained_tokens: int
     masked_tokens: Mapping[str, int]
     bill: Mapping[str, JSON]
-    """The costs, over all processes of the run: see `Bill.to_json`."""
+    """The costs of all processes of the run: see `Bill.to_json`."""
 
     @classmethod
     def of(cls, position: Position, metrics: Sequence[Mapping[str, Any]], bill: Bill) -> Summary:
@@ -73,7 +74,7 @@ class Summary:
         )
 
     def report(self, out: Path) -> Iterator[str]:
-        """The text for the end of a run. `out` is the folder, as the user wrote the path."""
+        """The lines of text at the end of a run. `out` is the run folder, as the user wrote the path."""
         yield from self._held_out()
         if self.reward_first is not None:
             yield (
@@ -89,7 +90,7 @@ class Summary:
             yield "TensorBoard          no event files were written: tensorboardX is not installed (extra `train`)"
 
     def _held_out(self) -> Iterator[str]:
-        """A line for each evaluation, and the gain by reinforcement learning."""
+        """A line for each evaluation. The last line has the gain by reinforcement learning."""
         if self.eval_start is None and self.eval_final is None:
             return
         yield f"held out, greedy     mean reward of {self.eval_tasks} tasks (95 % interval)"
@@ -104,7 +105,7 @@ class Summary:
             yield f"  {label:<21}{mean:.3f}{of}{beside}{self._added() if name == 'final' else ''}"
 
     def _added(self) -> str:
-        """`, +0.643 by reinforcement`."""
+        """The gain of the held-out mean reward as text, such as `, +0.643 by reinforcement`; empty if unknown."""
         before = self.eval_start if self.eval_warm is None else self.eval_warm
         if before is None or self.eval_final is None or not self.steps:
             return ""
@@ -117,30 +118,31 @@ def _first_and_last(metrics: Sequence[Mapping[str, Any]]) -> Sequence[tuple[str,
 
 @dataclass(slots=True)
 class AsyncReport:
-    """A step that learned while episodes were played. Seconds are wall-clock."""
+    """The times and token ages of a step that learned while episodes were played. Seconds are wall-clock."""
 
     trainer_wait_s: float = 0.0
     """Seconds that the learner waited for groups."""
     token_age_mean: float = 0.0
-    """Updates between the weights that sampled a trained token and the weights that learn from the token."""
+    """The mean age of the trained tokens: the number of updates between the weights that sampled a token and the
+    weights that learn from the token."""
     token_age_max: int = 0
     seconds: float = 0.0
-    """Seconds of the whole step. Its parts overlap, so their sum is larger."""
+    """Seconds of the whole step. The parts of a step overlap, so the sum of their seconds is larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """A step of RL: a line of metrics.jsonl."""
+    """The metrics of an RL step, a line of metrics.jsonl."""
 
     step: int
     rollout: RolloutMetrics
     update: Mapping[str, float]
     hand_over_s: float
-    """Until the engine had the weights."""
+    """Seconds until the engine had the new weights."""
     rollout_s: float
     train_s: float
     async_report: AsyncReport | None = None
-    """None where rollouts and updates take turns."""
+    """The times and token ages of a step with `staleness`. None if rollouts and updates take turns."""
 
     @property
     def same_weights(self) -> bool:
@@ -149,13 +151,13 @@ class StepReport:
 
     @property
     def seconds(self) -> float:
-        """The whole step."""
+        """Seconds of the whole step."""
         return (
             self.hand_over_s + self.rollout_s + self.train_s if self.async_report is None else self.async_report.seconds
         )
 
     def shown(self) -> dict[str, float]:
-        """The figures of the progress line."""
+        """The numbers that the progress line shows, by name."""
         failed, waits = self.rollout.failed_episodes, dict[str, float]()
         unique = self.update.get("unique_tokens", 0)
         if (report := self.async_report) is not None:
@@ -186,11 +188,12 @@ class StepReport:
 
 
 _LEAST_ROOM = 0.05
-"""Margin above and below a curve, as a share of the rewards, so that a flat run looks flat."""
+"""The least margin above and below a curve, as a share of the rewards. With the margin, a constant reward looks
+flat."""
 
 
 def draw_curve(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, float | None], file: Path) -> bool:
-    """Plot the reward of each step and of the evaluations. Return False if matplotlib is not installed."""
+    """Plot the reward of each step, and the evaluations. Returns False if matplotlib is not installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -213,7 +216,7 @@ def draw_curve(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, float |
 
 
 def _held_out(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, float | None]) -> Sequence[tuple[int, float]]:
-    """(step, held-out mean reward) of the steps with an evaluation."""
+    """(step, held-out mean reward) of each step with an evaluation."""
     scores = [(m.get("eval_step", m["step"]), m["eval_reward_mean"]) for m in metrics if "eval_reward_mean" in m]
     if evals:
         scores = [(0, evals.get("warm", evals["start"])), *scores, (metrics[-1]["step"], evals["final"])]
@@ -227,7 +230,7 @@ def held_out_metrics(metrics: RolloutMetrics) -> dict[str, JSON]:
 
 
 def told_reward(metrics: RolloutMetrics) -> str:
-    """The mean reward with the failures: `mean reward 1.000 of 2, 18 failed`."""
+    """The mean reward as text, with the number of failed episodes: `mean reward 1.000 of 2, 18 failed`."""
     left_out = {"failed": metrics.failed_episodes, "unscored": metrics.unscored_episodes}
     beside = "".join(f", {count} {name}" for name, count in left_out.items() if count)
     if metrics.reward is None:
@@ -244,12 +247,12 @@ def told_evaluation(name: str, metrics: RolloutMetrics) -> str:
 
 
 def told_stops(metrics: RolloutMetrics) -> str:
-    """How episodes ended: `done 120, max turns 8`."""
+    """The number of episodes for each stop reason, as text: `done 120, max turns 8`."""
     return ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in metrics.stops.items())
 
 
 def after_warm_start(metrics: RolloutMetrics) -> str:
-    """Whether the warm start was enough, by the first step of reinforcement learning."""
+    """The line about the first step of reinforcement learning: whether the warm start was enough."""
     differ = metrics.groups - metrics.zero_advantage_groups
     message = (
         f"after the warm start: mean reward {metrics.reward_mean:.3f}, and {differ} of {metrics.groups} groups have "
@@ -261,7 +264,7 @@ def after_warm_start(metrics: RolloutMetrics) -> str:
 
 
 def nothing_learned(metrics: RolloutMetrics) -> str:
-    """The advice after a run without groups of better and worse episodes, from the last step."""
+    """The advice after a run in which no group had better and worse episodes. `metrics` are those of the last step."""
     return (
         "nothing was learned by reinforcement: in each group, all episodes got the same reward. Of the last step's "
         f"{metrics.episodes} episodes ({told_reward(metrics)}): {told_stops(metrics)}"

@@ -1,4 +1,4 @@
-"""The rollout, and the order of rollouts and updates, by the configuration."""
+"""The objects that a configuration needs for its rollouts: engine, opponents, and the order of rollouts and updates."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Drawer: TypeAlias = GroupDrawer | LoopDrawer
 
 
 def order_of(config: TrainConfig, tokenizer: Any, vision: Vision | None) -> EpisodeOrder:
-    """The workers' needs for the episodes of a run."""
+    """The settings with which worker processes play the episodes of a run."""
     order = EpisodeOrder.of(config, tokenizer, vision)
     return replace(order, failures=config.failures.policy(), at_once=config.at_once)
 
@@ -45,9 +45,11 @@ def order_of(config: TrainConfig, tokenizer: Any, vision: Vision | None) -> Epis
 def open_drawer(
     config: TrainConfig, rollout: Rollout, buffer: GroupBuffer, warn: Callable[[str], None]
 ) -> tuple[Drawer, Rollout]:
-    """The rollout of each step's groups, and the rollout of evaluations.
+    """The object that draws each step's groups of episodes, and the rollout for evaluations.
 
-    Whole rollouts in waves, which an engine with lockstep repeats to the bit, or a loop for `staleness`.
+    Without `staleness`, the groups of a step are played together, and an engine with lockstep repeats a step to the
+    bit. With `staleness`, a loop plays groups without a pause. Raises ConfigError for an Env with seats and
+    `staleness`.
     """
     phases = PhaseSlots(config.at_once) if config.at_once else None
     rollout = replace(rollout, failures=config.failures.policy(), phases=phases)
@@ -77,7 +79,7 @@ def open_drawer(
 def open_trained_engine(
     config: TrainConfig, run: Path, learner: Learner, tokenizer: Any, renderer: Renderer, say: Callable[[str], None]
 ) -> TrainedEngine:
-    """The engine of a run. Its weights may change at any time with `staleness`. Raises ConfigError."""
+    """The engine of a run. With `staleness`, the weights of this engine may change at any time. Raises ConfigError."""
     training = TrainingParts(run, learner.device.type, config.dtype, say, overlap=config.staleness > 0)
     parts = EngineParts(tokenizer, renderer, lambda: learner.model, config.concurrency, training)
     engine = open_engine(config.engine, parts, config.engine_config)
@@ -90,7 +92,7 @@ def open_trained_engine(
 
 
 def open_order(config: TrainConfig, drawer: Drawer, handover: HandOver, collect: Collect) -> StepOrder:
-    """Rollouts and updates in turn, or episodes that never stop."""
+    """The order of rollouts and updates: in turn, or with `staleness` at the same time."""
     if isinstance(drawer, LoopDrawer):
         return AsyncOrder(config.staleness, drawer, handover, collect)
     return InTurn(handover, collect)
@@ -99,7 +101,7 @@ def open_order(config: TrainConfig, drawer: Drawer, handover: HandOver, collect:
 def run_opponents(
     config: TrainConfig, env: type[Env], tokenizer: Any, stack: AsyncExitStack
 ) -> tuple[Opponents, Opponents]:
-    """The opponents of training and of evaluations. `stack` closes the engines. Raises ConfigError."""
+    """The opponents in training, and the opponents in evaluations. `stack` closes their engines. Raises ConfigError."""
     fixed = [name for name in config.opponents if name != POLICY]
     evaluated = config.eval_opponents or fixed or [POLICY]
     if not env.seats:

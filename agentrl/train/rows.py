@@ -1,4 +1,4 @@
-"""From tasks to groups of episodes that teach, to the rows of a step's updates, and the divisor of the loss."""
+"""The groups of a run, the rows of a step's updates, and the divisor of the loss."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from agentrl.trajectory.trajectory import Trajectory, total_ledger
 
 
 def buffer_of(config: TrainConfig, source: TaskSource, journal: Journal | None) -> GroupBuffer:
-    """The groups of a run. Without `staleness` a repeated step repeats to the bit: no episode is stored."""
+    """The buffer of a run's groups. Without `staleness` the buffer stores no episodes: a step that is played again
+    gives the same episodes to the bit."""
     return GroupBuffer(source, config.group_size, journal=journal, keeps_episodes=config.staleness > 0)
 
 
 def drawer_of(config: TrainConfig, rollout: Rollout, buffer: GroupBuffer, warn: Callable[[str], None]) -> GroupDrawer:
-    """The source of the groups of each step."""
+    """The object that draws the groups of each step."""
     filters = filters_of(config)
     return GroupDrawer(
         rollout=rollout,
@@ -46,8 +47,8 @@ def rows_to_learn(
 ) -> tuple[list[Row], int]:
     """The rows to learn from, and the number of groups that teach nothing.
 
-    Groups with equal rewards count in the mean of the loss, but only KL and a teacher give them a gradient. Without
-    either, such groups are not read.
+    Groups with equal rewards count in the mean of the loss, but only KL and a teacher give these groups a gradient.
+    Without KL and without a teacher, such groups are not read.
     """
     advantages, differ = assign_advantages(groups, config.algorithm, config.credit, config.discount)
     teaching = differ if teacher is None else [any(map(_trained, group)) for group in groups]
@@ -65,8 +66,8 @@ def rows_to_learn(
 
 
 def normaliser(trajectories: Sequence[Trajectory], config: TrainConfig, longest: float) -> float:
-    """The divisor from the sum of a step's losses to the mean that `reduction` names. `longest`: the tokens of the
-    longest possible response."""
+    """The divisor of the sum of a step's losses that gives the mean of `reduction`. `longest` is the number of tokens
+    of the longest possible response."""
     if config.reduction == "token":
         return max(sum(map(_trained, trajectories)), 1)
     return len(trajectories) * (longest if config.reduction == "constant" else 1)
@@ -75,8 +76,8 @@ def normaliser(trajectories: Sequence[Trajectory], config: TrainConfig, longest:
 def teach(
     groups: Sequence[Sequence[Trajectory]], config: TrainConfig, filters: Sequence[GroupFilter] = ()
 ) -> list[bool]:
-    """For each group, whether the rewards teach anything; with a teacher alone, whether a token can be scored. Groups
-    that a filter drops teach nothing."""
+    """For each group, whether the group teaches anything. The rewards of the group must differ; with a teacher alone, a
+    token must be trained. Groups that a filter drops teach nothing."""
     if config.learns_from_rewards:
         teaching = assign_advantages(groups, config.algorithm, config.credit, config.discount)[1]
     else:
@@ -85,10 +86,10 @@ def teach(
 
 
 def filters_of(config: TrainConfig) -> list[GroupFilter]:
-    """The configured filters. Raises ConfigError for a missing function."""
+    """The configured filters of groups. Raises ConfigError for a missing function."""
     return [OwnFilter(load_object(path), path.rpartition(":")[2]) for path in config.filters]
 
 
 def _trained(trajectory: Trajectory) -> int:
-    """Number of trained tokens of an episode, all segments together."""
+    """The number of trained tokens of an episode in all of its segments."""
     return total_ledger(trajectory.segments).trained

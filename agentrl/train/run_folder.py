@@ -34,15 +34,15 @@ log = logging.getLogger("agentrl")
 
 KEEP_CHECKPOINTS = 2
 ENGINE_LOG = "engine.log"
-"""Files of an engine in a separate process. They stay if the run fails before the first step."""
+"""The log of an engine in a separate process. The log stays even if the run fails before the first step."""
 _STEP = re.compile(r"step_(\d{6,})")
 
 _RESUMABLE = {
     "steps", "eval_every", "eval_tasks", "checkpoint_every", "save_groups", "out", "concurrency", "canaries",
     "numerics", "data", "episodes", "engine_config", "wandb", "usd_per_hour",
 }  # fmt: skip
-"""Keys that may change when a run continues: they change the length and the output, not the learning. The tasks are
-compared, not the name of `data`."""
+"""The keys that may change when a run continues. These keys change the length and the output of a run, not the
+learning. For `data`, the tasks must be the same, not the name of the file."""
 
 
 class RunFolder:
@@ -76,12 +76,12 @@ class RunFolder:
             raise ConfigError(f"--out {self.path} {problem}; {remedy}choose another folder")
 
     def begun_with(self) -> TrainConfig:
-        """The configuration of the run in this folder. Raises ConfigError."""
+        """The configuration with which the run in this folder began. Raises ConfigError."""
         return TrainConfig.from_yaml(self.path / "config.yaml")
 
     def lock(self) -> None:
-        """Lock out other processes, until `unlock` or the end of this process. Raises ConfigError for a locked
-        folder."""
+        """Lock the folder against other processes, until `unlock` or the end of this process. Raises ConfigError for a
+        locked folder."""
         self._lock = try_lock(self.path)
         if self._lock is None:
             raise ConfigError(
@@ -94,7 +94,7 @@ class RunFolder:
             self._lock = None
 
     def create(self, config: TrainConfig) -> None:
-        """Make missing folders and files, and lock the folder unless locked. Raises ConfigError."""
+        """Make missing folders and files, and lock the folder if this process has not locked it. Raises ConfigError."""
         if self._lock is None:
             self._is_new = not self.path.exists()
             try:
@@ -123,7 +123,7 @@ class RunFolder:
             self.path.rmdir()
 
     def write_skipped(self, rows: Iterable[str]) -> None:
-        """Store the reasons for skipped rows of chat, one a line."""
+        """Write a file of the skipped rows of chat, a line for each row, with the reason."""
         write_atomically(self.path / "skipped_rows.txt", "".join(f"{row}\n" for row in rows))
 
     def append_metrics(self, metrics: Mapping[str, JSON]) -> None:
@@ -131,8 +131,8 @@ class RunFolder:
             file.write(json.dumps(metrics) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The steps so far. A last line that a kill cut short is left out. Raises ConfigError for any other bad
-        line."""
+        """The metrics of the steps so far. If a kill cut the last line short, the line is left out. Raises ConfigError
+        for any other malformed line."""
         if not self.metrics.exists():
             return []
         rows = []
@@ -149,7 +149,8 @@ class RunFolder:
         write_atomically(self.trajectories / f"{name}.jsonl", "".join(lines))
 
     def save_checkpoint(self, step: int, write: Callable[[Path], None]) -> Path:
-        """Let `write` write a checkpoint, which gets its name only when complete. Then remove the oldest checkpoint.
+        """Call `write` with a folder to write a checkpoint. The folder gets its final name only when complete. Then the
+        oldest checkpoint is removed.
 
         Raises OSError (ENOSPC) if the disk is full; the earlier checkpoints stay.
         """
@@ -165,16 +166,17 @@ class RunFolder:
         return target
 
     def save_model(self, target: Path, step: int, write: Callable[[Path], None]) -> None:
-        """Let `write` write the weights after a step to `target`, a folder in this folder, completely or not at all."""
+        """Call `write` with a folder to write the weights after a step. Then the folder becomes `target`, inside the
+        run folder. A kill leaves no incomplete `target`."""
         write_folder(target, write, step=step)
 
     def latest_checkpoint(self, warn: Callable[[str], None] = log.warning) -> Path | None:
-        """The newest intact checkpoint. `warn` is called for damaged checkpoints. Raises ConfigError if none is
-        intact."""
+        """The newest intact checkpoint; None without checkpoints. `warn` gets a line about each damaged checkpoint.
+        Raises ConfigError if all checkpoints are damaged."""
         return self._first_intact([self.checkpoints / step_name(step) for step in self._steps()[::-1]], warn)
 
     def newest_weights(self) -> Path | None:
-        """The final weights, or the weights of a newer checkpoint. Raises ConfigError for damaged weights."""
+        """The folder of the final weights, or of a newer checkpoint. Raises ConfigError for damaged weights."""
         folders = [(step, self.checkpoints / step_name(step)) for step in self._steps()]
         if self.model.exists():
             folders.append((about_folder(self.model).get("step", -1), self.model))
@@ -182,7 +184,7 @@ class RunFolder:
         return self._first_intact([folder for _, folder in folders[::-1]], log.warning)
 
     def rewind(self, step: int) -> None:
-        """Remove the files after `step`. These steps will be played again."""
+        """Remove the files of all steps after `step`. These steps will be played again."""
         lines = [json.dumps(metrics) + "\n" for metrics in self.read_metrics() if metrics["step"] <= step]
         write_atomically(self.metrics, "".join(lines))
         for file in self.trajectories.glob("step_*.jsonl"):
@@ -192,7 +194,7 @@ class RunFolder:
             shutil.rmtree(partial)
 
     def _steps(self) -> list[int]:
-        """The steps that have checkpoints, in order. Files with other names belong to the user."""
+        """The steps of the checkpoints, in order. Files with other names belong to the user."""
         if not self.checkpoints.is_dir():
             return []
         steps = [_step_of(path.name) for path in self.checkpoints.iterdir() if path.is_dir()]
@@ -211,9 +213,9 @@ class RunFolder:
 
 
 def model_folder(path: str | Path) -> Path:
-    """The newest weights in a run folder. Any other path is returned as it is.
+    """The newest weights in a run folder. Any other path is returned unchanged.
 
-    Raises ConfigError if the run has none yet, or all are damaged.
+    Raises ConfigError if the run has no weights yet, or if all are damaged.
     """
     run = RunFolder(Path(path))
     if not (run.path / "config.yaml").exists():
@@ -225,7 +227,8 @@ def model_folder(path: str | Path) -> Path:
 
 
 def weights_of(model: str) -> str:
-    """The newest weights if `model` is a run's folder, else `model` unchanged: `./x` is a path, `o/x` a name.
+    """The newest weights if `model` is a run's folder, else `model` unchanged. `./x` is a path, `o/x` a name on the
+    Hugging Face Hub.
 
     Raises ConfigError for a run without weights.
     """
@@ -242,7 +245,7 @@ def _step_of(name: str) -> int | None:
 
 
 def _check_same(config_file: Path, now: TrainConfig) -> None:
-    """Raises ConfigError unless the run of this file can continue with the configuration `now`."""
+    """Raises ConfigError unless the run with this configuration file can continue with the configuration `now`."""
     if not config_file.exists():
         raise ConfigError(f"--resume: {config_file.parent} holds no run; leave --resume out to begin one")
     first = TrainConfig.from_yaml(config_file)

@@ -1,4 +1,4 @@
-"""Supervised training alone: a run that learns from recorded chat or episodes, without playing."""
+"""Supervised training alone: a run that learns from recorded chat or episodes, and plays no episodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EPOCHS = 3.0
 
 
 class NoEnv(Env):
-    """Placeholder in a run that plays no episode."""
+    """The Env of a run that plays no episodes."""
 
     @classmethod
     def tasks(cls, config: Any, split: Literal["train", "eval"], /) -> Iterable[Task]:
@@ -28,9 +28,9 @@ class NoEnv(Env):
 
 
 def sft_config(demonstrations: Path, epochs: float | None, values: Mapping[str, Any]) -> TrainConfig:
-    """The configuration of a run with only a warm start. An epoch is as many rows as the file has.
+    """The configuration of a run that has only a warm start. An epoch has as many demonstrations as the file has rows.
 
-    `epochs` defaults to 3 without `warm_start.steps`. Raises ConfigError, also if both are set.
+    The default of `epochs` is 3. Raises ConfigError, also if both `epochs` and `warm_start.steps` are set.
     """
     rows = count_rows(demonstrations, 'give chat as JSONL: {"messages": [...]}')
     taught = values.get("warm_start") or {}

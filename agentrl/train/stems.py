@@ -33,7 +33,7 @@ from agentrl.train.packing import MOST_MASKED, MOST_READ, Pack, Packing, reading
 log = logging.getLogger("agentrl")
 
 LEAST_STEM = 64
-"""The number of tokens from which a beginning is worth a separate pass."""
+"""The number of tokens from which a shared beginning is worth a separate pass."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,9 +41,9 @@ class _States:
     """Keys and values of a stem's tokens in a layer, [1, heads, tokens, channels] each."""
 
     computed: tuple[Tensor, Tensor]
-    """As computed in the stem's pass."""
+    """Keys and values in the graph of the stem's pass."""
     detached: tuple[Tensor, Tensor]
-    """As packs read the states: detached from the graph, so that gradients gather here."""
+    """Keys and values that packs read: detached from the graph, so that the gradients of all packs add up here."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,25 +51,25 @@ class Stem:
     """A beginning that several packs continue. The first of these packs computes the states."""
 
     row: tuple[int, ...]
-    """All tokens, including the parent's."""
+    """The ids of all tokens of the beginning, including the tokens of `parent`."""
     parent: Stem | None
     how: Packing
     _states: dict[bool, dict[Any, _States]] = field(default_factory=dict)
-    """States by layer, with gradients and without."""
+    """(with gradients or not) -> layer -> states."""
     _filling: bool = False
 
     @property
     def own_length(self) -> int:
-        """The tokens without the parent's."""
+        """The number of tokens without the tokens of `parent`."""
         return len(self.row) - (0 if self.parent is None else len(self.parent.row))
 
     @property
     def chain(self) -> tuple[Stem, ...]:
-        """The stem and its ancestors, the deepest first."""
+        """The stem itself, its parent, the parent of the parent, and so on."""
         return (self, *(() if self.parent is None else self.parent.chain))
 
     def compute(self, model: Any) -> None:
-        """Compute missing states, with gradients if they are enabled."""
+        """Compute the keys and values if they are missing, with gradients if gradients are enabled."""
         if self.parent is not None:
             self.parent.compute(model)
         states = self._states.setdefault(torch.is_grad_enabled(), {})
@@ -84,7 +84,8 @@ class Stem:
             self._filling = False
 
     def keep(self, layer: Any, key: Tensor, value: Tensor) -> None:
-        """Store the states of a layer. A backward pass that computes the states again stores nothing."""
+        """Store the keys and values of a layer. When a backward pass computes the same states again, nothing is
+        stored."""
         if self._filling:
             detached = (
                 key.detach().requires_grad_(key.requires_grad),
@@ -93,12 +94,13 @@ class Stem:
             self._states[torch.is_grad_enabled()][layer] = _States((key, value), detached)
 
     def before(self, layer: Any) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of all tokens of the chain, in order."""
+        """Keys and values of all tokens of the chain, in order. Each pair has the tokens of a stem."""
         states = self._states[torch.is_grad_enabled()][layer].detached
         return [*(() if self.parent is None else self.parent.before(layer)), states]
 
     def close(self) -> None:
-        """The backward pass, after the backward passes of all packs. Without gradients, the states are dropped."""
+        """Run the backward pass of the stem, after the backward passes of all packs. The states are dropped, also
+        without gradients."""
         states = self._states.pop(torch.is_grad_enabled(), {})
         pairs = [
             pair
@@ -112,17 +114,17 @@ class Stem:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Rows that are read in a single pass."""
+    """The rows that a model reads in a single pass, by their numbers."""
 
     numbers: list[int]
     stem: Stem | None = None
-    """The stem that precedes the rows."""
+    """The stem that the rows continue; None without a stem."""
     closes: tuple[Stem, ...] = ()
     """The stems that no later pass reads, the deepest first."""
 
 
 _Part: TypeAlias = tuple[int, int, Stem | None]
-"""(start, end) in the sorted rows, and the stem before these rows."""
+"""(first, stop, stem): a range of the sorted rows, and the stem that these rows continue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +158,7 @@ class _Planner:
         return size <= self.budget and sum(lengths) <= MOST_READ * self.budget
 
     def _stem(self, first: int, stop: int, stem: Stem | None) -> Stem | None:
-        """The rows' common beginning, if it is worth a pass."""
+        """A stem of the rows' common beginning; None if this beginning is not worth a pass."""
         past = 0 if stem is None else len(stem.row)
         common = min(*self.shared[first + 1 : stop], *self.firsts[first:stop])
         most = max((len(row) - common) * len(row) for row in self.rows[first:stop])
@@ -165,7 +167,7 @@ class _Planner:
         return Stem(self.rows[first][:common], stem, self.how)
 
     def _split(self, first: int, stop: int, stem: Stem | None) -> Iterator[_Part]:
-        """The cuts between the rows, in as few parts as fit. Rows that begin alike stay together."""
+        """Split the rows into as few parts as fit. Rows that begin alike stay together."""
         common = min(self.shared[first + 1 : stop])
         forks = [first, *(i for i in range(first + 1, stop) if self.shared[i] == common), stop]
         part_start = first
@@ -184,9 +186,9 @@ def packs(
     firsts: Sequence[int] = (),
     with_stems: bool = False,
 ) -> list[Pass]:
-    """The passes over rows, each of at most `budget` tokens, stems included. A longer row goes alone.
+    """The passes over rows, each of at most `budget` tokens, stems included. A longer row is read alone.
 
-    `firsts`: for each row, the length of the beginning that a stem may hold; by default, all but the last token.
+    `firsts`: for each row, the most tokens at the beginning that a stem may hold; by default, all but the last token.
     """
     order = sorted(range(len(rows)), key=lambda number: rows[number])
     planner = _Planner(
@@ -206,7 +208,7 @@ def packs(
 
 
 def unique_tokens(rows: Sequence[tuple[int, ...]]) -> int:
-    """The number of tokens of the tree of rows: shared tokens count once."""
+    """The number of tokens of the rows if shared beginnings count once."""
     ordered = sorted(rows)
     shared = shared_beginnings(ordered, "varlen", least=1)
     return sum(map(len, ordered)) - sum(shared)
@@ -216,7 +218,8 @@ _stems: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 def reads_stems(model: Any, how: Packing) -> bool:
-    """Whether packs after a stem compute the same, tried once. Models whose layers share keys and values may differ."""
+    """Whether the model's logits after a stem are the same as those of whole rows, tried once. Models whose layers
+    share keys and values may differ."""
     if model not in _stems:
         _stems[model] = computes_the_same(model, how)
         if not _stems[model]:

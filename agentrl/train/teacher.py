@@ -1,8 +1,8 @@
 """On-policy distillation: a teacher scores the tokens that the student sampled.
 
 The advantage of each sampled token is weight * (log p_teacher - log p_student): the reverse KL, estimated on this token
-and negated (thinkingmachines.ai/blog/on-policy-distillation; slime's --use-opd). Both are taken at the rollout's
-temperature.
+and negated (thinkingmachines.ai/blog/on-policy-distillation; slime's --use-opd). Both probabilities are at the
+rollout's temperature.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import StopReason
 
 Place: TypeAlias = tuple[int, int]
-"""A token of an episode: (segment number, index in the segment)."""
+"""The place of a token in an episode: (number of the segment, index in the segment)."""
 Scores: TypeAlias = Mapping[Place, float]
-"""The teacher's log-probs of an episode's trained tokens."""
+"""Place of a trained token in an episode -> the teacher's log-prob."""
 
 _START_S = 10.0
-"""Seconds during which a silent server is asked again at the start."""
+"""Seconds during which the first request to a silent server is repeated."""
 _COMPARED = 200
-"""Tokens whose texts are compared with a server's."""
+"""The number of tokens whose texts are compared with the server's texts."""
 _OTHERWISE = 0.05
-"""The share of these tokens that may differ. transformers' class for an architecture, which servers use, may name
-special tokens otherwise; a different vocabulary differs nearly everywhere."""
+"""The share of the compared tokens that may differ. Servers use transformers' tokenizer for an architecture, which may
+have other texts for special tokens. A different vocabulary differs nearly everywhere."""
 
 
 class Teacher:
-    """Makes advantages of a teacher's log-probs. Subclasses get the log-probs, by `ask` or by `read`."""
+    """Turns a teacher's log-probs into advantages. Subclasses get the log-probs, in `ask` or in `read`."""
 
     def __init__(self, config: TeacherConfig) -> None:
         self._weight = config.weight
         self.scores: WeakKeyDictionary[Trajectory, Scores] = WeakKeyDictionary()
 
     async def ask(self, trajectories: Sequence[Trajectory]) -> None:
-        """After the rollout: get the log-probs from elsewhere. For an episode without log-probs, the environment counts
-        as failed."""
+        """Called after the rollout: get the log-probs from a server. An episode without log-probs counts as failed by
+        the environment."""
 
     def read(self, trajectories: Sequence[Trajectory]) -> None:
-        """Before the update, while no engine needs the device: compute the log-probs here."""
+        """Called before the update, while no engine needs the device: compute the log-probs in this process."""
 
     def teach(self, trajectory: Trajectory, rows: Sequence[Row]) -> list[Row]:
         """The rows of an episode, with the teacher's advantages added to their weights."""
@@ -68,14 +68,15 @@ class Teacher:
         ]
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """`teacher_kl`: the reverse KL, estimated as the mean of log p_student - log p_teacher over trained tokens."""
+        """The metric `teacher_kl`: an estimate of the reverse KL, the mean of log p_student - log p_teacher over
+        trained tokens."""
         gaps = chain.from_iterable(self._gaps(trajectory, rows_of(trajectory)) for trajectory in trajectories)
         apart = list(chain.from_iterable(gaps))
         return {"teacher_kl": -sum(apart) / max(len(apart), 1)}
 
     def _gaps(self, trajectory: Trajectory, rows: Sequence[Row]) -> list[list[float]]:
-        """For each row, log p_teacher - log p_student of the trained tokens. Fewer tokens may be trained than were
-        scored."""
+        """For each row, log p_teacher - log p_student of the trained tokens. The scored tokens may be more than the
+        trained."""
         scores = self.scores[trajectory] if rows else {}
         return [
             [scores[place] - student for place, student in zip(places, row.log_probs, strict=True)]
@@ -87,12 +88,12 @@ class Teacher:
 
 
 def rows_of(trajectory: Trajectory) -> list[Row]:
-    """The trained tokens of an episode, without advantages."""
+    """The rows of an episode's trained tokens, with advantages of 0."""
     return episode_rows(trajectory, [0.0] * len(trajectory.turns))
 
 
 def _places(trajectory: Trajectory, rows: Sequence[Row]) -> list[list[Place]]:
-    """Where the tokens of each row are in the episode. Segments without a trained token have no row."""
+    """For each row, the places of the row's tokens in the episode. Segments without a trained token have no row."""
     trained = [
         number for number, segment in enumerate(trajectory.segments) if any(span.trained for span in segment.spans)
     ]
@@ -104,7 +105,7 @@ async def open_teacher(
 ) -> Teacher | None:
     """The teacher of a run, or None. `vision` is the student's image side.
 
-    Raises ConfigError if it is missing, has other tokens than the student, or reads images otherwise.
+    Raises ConfigError if the teacher is missing, has other tokens than the student, or reads images in other tokens.
     """
     teacher = config.teacher
     if teacher is None:
@@ -179,7 +180,7 @@ class ServedTeacher(Teacher):
             )
 
     async def check_images(self, vision: Vision) -> None:
-        """Raises ConfigError if the server does not read an image in as many tokens as the student."""
+        """Raises ConfigError if the server reads an image in a different number of tokens than the student."""
         from PIL import Image as Pillow
 
         tokens, media = vision.alone(Image.from_pil(Pillow.new("RGB", (200, 150))))
@@ -227,8 +228,8 @@ def _load(name: str, config: TrainConfig, tokenizer: Any, device: torch.device) 
 
 
 def _images_of(name: str, model: Any, vision: Vision) -> RowImages:
-    """The teacher's reader of the student's images. Raises ConfigError if the teacher reads no images, or in other
-    tokens."""
+    """The teacher's reader of the student's images. Raises ConfigError if the teacher reads no images, or reads images
+    in other tokens than the student."""
     teacher_vision = vision_of(model, weights_of(name))
     if teacher_vision is None:
         raise ConfigError(f"teacher {name} reads text only, and the student reads images: take one of its family")
@@ -241,13 +242,14 @@ def _images_of(name: str, model: Any, vision: Vision) -> RowImages:
 
 
 def _some_tokens(tokenizer: Any) -> list[int]:
-    """Tokens of all parts of a vocabulary, including the special tokens and the last token."""
+    """Some token ids from all parts of a vocabulary, including the special tokens and the last token."""
     ids = sorted(tokenizer.get_vocab().values())
     return sorted({*ids[:: max(1, len(ids) // _COMPARED)], *tokenizer.all_special_ids, ids[-1]})
 
 
 def _check_same_tokens(name: str, theirs: Mapping[str, int], ours: Mapping[str, int]) -> None:
-    """Raises ConfigError unless each of our tokens has the same id there. More tokens there do no harm."""
+    """Raises ConfigError unless each token of the student (`ours`) has the same id in the teacher (`theirs`). The
+    teacher may have more tokens."""
     wrong = [token for token, number in ours.items() if theirs.get(token) != number]
     if not wrong:
         return

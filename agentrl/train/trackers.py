@@ -1,4 +1,4 @@
-"""Trackers of a run's figures: TensorBoard's files with tensorboardX, and W&B if the configuration names a project."""
+"""Trackers of a run's metrics: TensorBoard files by tensorboardX, and W&B if the configuration names a project."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from agentrl.train.config import TrainConfig
 from agentrl.train.report import BOARD
 
 _WANDB_ID = "wandb_id"
-"""A file in the run's folder. A resumed run has the same id, so W&B draws a single curve."""
+"""The file in the run folder with the W&B id of the run. A resumed run has the same id, so W&B draws a single curve."""
 _CONNECT_S = 30
 
 Warn: TypeAlias = Callable[[str], None]
 
 
 def check_wandb(config: TrainConfig) -> None:
-    """Raises ConfigError if W&B is asked for and not installed."""
+    """Raises ConfigError if the configuration names a project of W&B, and wandb is not installed."""
     if config.wandb is None:
         return
     try:
@@ -36,10 +36,10 @@ def check_wandb(config: TrainConfig) -> None:
 
 
 class Trackers:
-    """Gets the figures of every step. An unreachable W&B leads to a warning, and the run continues."""
+    """Writes the metrics of every step. If W&B cannot be reached, a warning is printed, and the run continues."""
 
     def __init__(self, config: TrainConfig, folder: Path, step: int, warn: Warn) -> None:
-        """`step` is the last finished step. Figures of later steps, from before a kill, are replaced."""
+        """`step` is the last finished step. The metrics of later steps, from before a kill, are replaced."""
         self._warn = warn
         self._board: EventFile | None = None
         with suppress(ImportError):  # the run's last lines tell that tensorboardX is not installed
@@ -50,7 +50,7 @@ class Trackers:
                 self._wandb = _open_wandb(config, folder)
 
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """The numbers among the metrics of a step."""
+        """Write the numbers among the metrics of a step."""
         numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
         if self._board is not None:
             self._board.add(step, numbers)
@@ -68,7 +68,8 @@ class Trackers:
 
     @contextmanager
     def _or_without_wandb(self) -> Iterator[None]:
-        """The boundary of W&B: network, service process and disk. Any error turns W&B off, with a single warning."""
+        """The context of calls to W&B, which depends on network, a service process and disk. Any error turns W&B off,
+        with a single warning."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -103,7 +104,7 @@ def _import_wandb() -> Any:
 
 
 class EventFile:
-    """A new event file in `folder`. Figures of older files from `step` on are replaced.
+    """A new TensorBoard event file in `folder`. The file replaces the metrics of older files from `step` on.
 
     Raises ImportError if tensorboardX is not installed.
     """
@@ -119,7 +120,7 @@ class EventFile:
         self._write(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
 
     def add(self, step: int, figures: Mapping[str, float]) -> None:
-        """Write the figures of a step, so that TensorBoard sees them at once. Raises OSError."""
+        """Write the metrics of a step, so that TensorBoard shows them at once. Raises OSError."""
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.proto.summary_pb2 import Summary
 

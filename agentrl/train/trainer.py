@@ -99,7 +99,7 @@ class Trainer:
         """The position in the last checkpoint: steps of RL, steps of the warm start, and whether RL has begun."""
         self.teacher: Teacher | None = None
         self._drawn: dict[int, Drawn] = {}
-        """The reports of steps that are played and not yet learned."""
+        """Step -> the report of the rollout, for steps that are played and not yet learned."""
         self._stack = AsyncExitStack()
         self.bill = Bill(config.usd_per_hour)
 
@@ -115,7 +115,8 @@ class Trainer:
         await self._close(exc)
 
     async def _close(self, exc: BaseException | None) -> None:
-        """Close everything. If no step was learned, empty the folder, so that the next attempt can use it."""
+        """Close engine, workers and files. After a ConfigError or BugError before any learned step, empty the run
+        folder, so that the next attempt can use it."""
         await self._stack.aclose()
         nothing_learned = self.position.step == self.position.warm_steps == 0
         if isinstance(exc, ConfigError | BugError) and self._created and nothing_learned:
@@ -124,7 +125,7 @@ class Trainer:
 
     @billed("start")
     async def setup(self) -> None:
-        """Load and check everything, then make the run folder. Raises ConfigError."""
+        """Load and check model, tasks and settings, then make the run folder. Raises ConfigError."""
         self.folder.check(self.config, resume=self._resume)
         engine_of_run = self.folder.begun_with().engine if self._resume else None
         config = self.config = with_engine_chosen(self.config, engine_of_run, self._say)
@@ -210,8 +211,8 @@ class Trainer:
             self._say(f"resuming {self._where()}" if checkpoint else "no checkpoint yet: beginning anew")
 
     async def run(self) -> Summary:
-        """Run from the present position to the end. A run that is interrupted, or loses the engine, first writes a
-        checkpoint."""
+        """Run from the present position to the end. If the run is interrupted, or loses the engine, a checkpoint is
+        written first."""
         try:
             return await self._run()
         except (asyncio.CancelledError, EngineError):
@@ -270,7 +271,8 @@ class Trainer:
         self.warm_optimizers = []
 
     async def step(self, step: int) -> StepReport:
-        """A step of RL: play, and learn. With `staleness`, rollouts of later steps are played meanwhile."""
+        """Do an RL step: play groups, and learn from them. With `staleness`, rollouts of later steps are played at the
+        same time."""
         rollout = await self.order.rollout(step)
         if self.numerics is not None:
             self.handover.compare(rollout.trajectories, self.numerics, step, self._warn)
@@ -301,9 +303,9 @@ class Trainer:
 
     @billed("train")
     def update(self, groups: Groups, step: int) -> dict[str, Any]:
-        """Learn from the groups, and return metrics. The new weights have the step as their version.
+        """Learn from the groups, and return metrics. The version of the new weights is the step.
 
-        With `staleness` it runs in a thread, while `collect` plays the groups of a later step.
+        With `staleness` this method runs in a thread, while `collect` plays the groups of a later step.
         """
         rows, zero_advantage_groups = self.rows(groups)
         trajectories = [trajectory for group in groups for trajectory in group]
@@ -321,7 +323,7 @@ class Trainer:
         return rows_to_learn(groups, self.config, self.teacher)
 
     def normaliser(self, trajectories: Sequence[Trajectory]) -> float:
-        """The divisor from the sum of a step's losses to the mean that `reduction` names."""
+        """The divisor of the sum of a step's losses that gives the mean of `reduction`."""
         return normaliser(trajectories, self.config, self.length)
 
     @billed("evaluation")
@@ -388,7 +390,8 @@ class Trainer:
         self._progress_saved = self._progress_made()
 
     def _note_step_end(self) -> None:
-        """Record the untrained groups and the random states: a checkpoint may be written later."""
+        """Record the untrained groups and the random states now, because the checkpoint of this step may be written
+        later."""
         self._data_state, self._random_states = self.buffer.state(), random_states(self.learner.device)
 
     def _open_journal(self) -> Journal:
@@ -436,7 +439,7 @@ class Trainer:
         save_model(self.learner.model, self.tokenizer, path, self.learner.vision)
 
     def _begin_rl(self) -> None:
-        """Keep the present weights as the reference of KL, and write the first checkpoint."""
+        """Store the present weights as the reference of KL, and write the first checkpoint."""
         if self.config.kl_coef > 0:
             if not lora.changes_nothing(self.learner.model):
                 self.folder.save_model(self.folder.reference, 0, self._save_model)
@@ -482,9 +485,9 @@ def train(
 
     Raises ConfigError before anything is written, BugError for a bug in the Env, and DivergedError for a loss that is
     not finite. Raises CanaryError if nothing can be learned, or if engine and trainer disagree. After such an error, or
-    after a kill, `resume` continues from the last checkpoint. After Ctrl-C and SIGTERM it continues where the run was.
-    A run that fails before the first step leaves no folder, or only the engine's log. `accept_changed_data`: continue
-    even if tasks have changed.
+    after a kill, `resume` continues from the last checkpoint. After Ctrl-C and SIGTERM, `resume` continues at the step
+    where the run stopped. A run that fails before the first step leaves no folder, or only the engine's log.
+    `accept_changed_data`: continue even if tasks have changed.
     """
 
     async def whole() -> Summary:

@@ -39,26 +39,27 @@ _WARMUP_STEPS = 30
 _FINAL_SHARE = 0.05
 _MUON_FACTOR = 5.0
 _ROUTER = re.compile(r"(^|\.)((\w+_)?router|router_gate|gate|shared_expert_gate|wg)$")
-"""transformers' names of modules that choose experts. `gate_proj` is not such a name."""
+"""The names of modules that choose experts, in transformers' models. The name `gate_proj` does not match."""
 _SHOWN = 20
-"""The most skipped rows to print; a file in the run folder has all."""
+"""The most skipped rows to print. A file in the run folder has all skipped rows."""
 _PAUSE = 100
 _SAY_EVERY_S = 10.0
 _SHARE, _MOST, _LEAST = 0.05, 32, 8
-"""The share of held-out demonstrations, the most and the fewest. Below the fewest, none is held out."""
+"""The number of held-out demonstrations. _SHARE: as a share of all demonstrations. _MOST: the largest number. _LEAST:
+the smallest number; with fewer, none is held out."""
 _PASSES = 1.5
-"""Number of passes below which a warm start cannot memorise the demonstrations."""
+"""The number of times that a warm start must read the demonstrations before memorising is possible."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """An episode to imitate: the tokens, and a mask that is 1 at the tokens to learn."""
+    """An episode to imitate: the token ids, and a mask that is 1 at the tokens to learn."""
 
     tokens: Sequence[int]
     mask: Sequence[int]
     media: Sequence[RenderedImage] = ()
     unpredicted: frozenset[int] = frozenset()
-    """The places of tokens that stand for media: such a token has no log-prob."""
+    """The indices of tokens that stand for media. Such a token has no log-prob."""
 
 
 @dataclass(slots=True)
@@ -67,23 +68,24 @@ class Demonstrations:
 
     rows: list[Demonstration] = field(default_factory=list)
     apart: list[Demonstration] = field(default_factory=list)
-    """Held-out demonstrations, to find out whether the rest are memorised."""
+    """Held-out demonstrations, which show whether the other demonstrations are memorised."""
     skipped: list[str] = field(default_factory=list)
     """A line for each skipped row of chat: `file:line: reason: detail`."""
     reasons: Counter[str] = field(default_factory=Counter)
-    """How many rows were skipped, by reason."""
+    """Reason -> the number of rows that were skipped for this reason."""
     chats: int = 0
-    """The number of learned rows of chat."""
+    """The number of rows of chat to learn from."""
     episodes: int = 0
-    """The number of learned recorded episodes."""
+    """The number of recorded episodes to learn from."""
     unrewarded: int = 0
-    """The number of learned episodes whose reward is 0 or less."""
+    """The number of recorded episodes to learn from whose reward is 0 or less."""
     turns: list[int] = field(default_factory=list)
-    """How many turns each episode and each chat has."""
+    """The number of turns of each episode and of each chat."""
     shortened: list[str] = field(default_factory=list)
-    """Rows whose last turns do not fit into the context and are left out: `file:line: how many turns`."""
+    """A line for each row whose last turns do not fit into the context and are left out: `file:line: how many
+    turns`."""
     remarks: dict[str, list[str]] = field(default_factory=dict)
-    """Possible mistakes in learned rows -> `file:line` of each row."""
+    """Possible mistake -> `file:line` of each learned row that has the mistake."""
     seconds: float = 0.0
 
     def report(self) -> list[str]:
@@ -111,7 +113,7 @@ class Demonstrations:
         return lines
 
     def listed(self) -> list[str]:
-        """A line for each row that is skipped, cut or odd: `file:line: why`."""
+        """A line for each row that is skipped, cut short or has a possible mistake: `file:line: why`."""
         odd = [f"{place}: learned, though it has {why}" for why, places in self.remarks.items() for place in places]
         return [*self.skipped, *self.shortened, *odd]
 
@@ -174,7 +176,7 @@ async def load_demonstrations(
 
 
 def _add(demonstrations: Demonstrations, row: JSON, where: str, chats: ChatReader, vocabulary: int) -> None:
-    """Add the content of a line. Raises ConfigError unless the line is a trajectory or chat."""
+    """Add the demonstrations of a line of the file. Raises ConfigError unless the line is a trajectory or chat."""
     if not is_chat(row):
         episode = _trajectory(row, where)
         demonstrations.rows += _learned(episode, where, vocabulary, chats.renderer)
@@ -243,7 +245,7 @@ def _nothing(path: Path, demonstrations: Demonstrations) -> str:
 def demonstration_batches(
     demonstrations: Sequence[Demonstration], config: WarmStartConfig, seed: int
 ) -> Iterator[list[Row]]:
-    """`config.steps` batches. The order differs in each epoch."""
+    """Yield `config.steps` batches of rows. The order of the demonstrations differs in each epoch."""
     shuffler = random.Random(f"{seed}/warm_start")
     order: list[int] = []
     for _ in range(config.steps):
@@ -256,7 +258,7 @@ def demonstration_batches(
 
 
 def weighted_rows(batch: Sequence[Demonstration], context_weight: float) -> list[Row]:
-    """Rows whose loss is the mean over the player's tokens, plus `context_weight` times the mean over all other
+    """Rows whose loss is the mean over the tokens to imitate, plus `context_weight` times the mean over all other
     tokens."""
     player = sum(sum(d.mask) for d in batch)
     others = sum(len(d.tokens) - 1 - len(d.unpredicted) for d in batch) - player
@@ -273,7 +275,7 @@ def make_optimizers(
 ) -> list[Optimizer]:
     """Optimizers of `masters`, the float32 copies of the model's trained parameters (see Learner).
 
-    Raises ConfigError without Muon.
+    Raises ConfigError if Muon or bitsandbytes is wanted and missing.
     """
     rate = config.learning_rate
     if config.optimizer == "adamw":
@@ -286,7 +288,7 @@ def make_optimizers(
 
 
 def _outer(model: Any) -> set[int]:
-    """Ids of matrices that do not map hidden states to hidden states: embeddings, the head, routers of experts."""
+    """The ids (`id()`) of parameters that Muon must not train: embeddings, the head, and the routers of experts."""
     heads = [head for head in (model.get_input_embeddings(), model.get_output_embeddings()) if head is not None]
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Embedding) or _ROUTER.search(name):
@@ -295,8 +297,8 @@ def _outer(model: Any) -> set[int]:
 
 
 def warm_start_schedule(step: int, steps: int) -> float:
-    """Share of the learning rate at a step, counted from 1: a linear rise over 30 steps, or a third of a short warm
-    start, then a cosine to a twentieth."""
+    """The learning rate at a step, as a share of the highest. The first step is 1. The learning rate rises linearly
+    over 30 steps, or over a third of a short warm start. Then it falls along a cosine to a twentieth."""
     rise = max(1, min(_WARMUP_STEPS, steps // 3))
     cosine = 0.5 * (1 + math.cos(math.pi * (step - 1) / steps))
     return min(1.0, step / rise) * (_FINAL_SHARE + (1 - _FINAL_SHARE) * cosine)
@@ -305,8 +307,8 @@ def warm_start_schedule(step: int, steps: int) -> float:
 def keep_apart(
     demonstrations: Sequence[Demonstration], config: WarmStartConfig, seed: int
 ) -> tuple[list[Demonstration], list[Demonstration]]:
-    """The demonstrations to learn, in order, and a few held-out demonstrations. Demonstrations of the same prompt stay
-    together."""
+    """The demonstrations to learn, in order, and a few held-out demonstrations. Demonstrations of the same prompt are
+    in the same list."""
     few = min(_MOST, int(_SHARE * len(demonstrations)))
     if few < _LEAST or passes(len(demonstrations), config) < _PASSES:
         return list(demonstrations), []
@@ -324,12 +326,12 @@ def keep_apart(
 
 
 def passes(demonstrations: int, config: WarmStartConfig) -> float:
-    """How often the warm start reads each demonstration."""
+    """How many times the warm start reads each demonstration."""
     return config.steps * config.batch_size / max(demonstrations, 1)
 
 
 def warnings_by_heart(learner: Learner, demonstrations: Demonstrations, config: TrainConfig) -> Iterator[str]:
-    """A warning if learned demonstrations have a far lower loss than the same number of held-out demonstrations."""
+    """A warning if the learned demonstrations have a far lower loss than the same number of held-out demonstrations."""
     if not demonstrations.apart or config.warm_start is None:
         return
     learned = random.Random(f"{config.seed}/learned").sample(
@@ -344,6 +346,6 @@ def warnings_by_heart(learner: Learner, demonstrations: Demonstrations, config: 
 
 
 def _losses(learner: Learner, demonstrations: Sequence[Demonstration]) -> list[float]:
-    """The mean loss of the imitated tokens of each, in no order."""
+    """For each demonstration, the mean loss of the imitated tokens, in no order."""
     rows = [replace(row, log_probs=[0.0] * len(row.positions)) for row in weighted_rows(demonstrations, 0.0)]
     return [-fmean(row.log_probs) for row in learner.apply_tis(rows, 1.0, Update(0.0))]

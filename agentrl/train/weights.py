@@ -1,4 +1,5 @@
-"""The weights of a run: the trained model and its learner, the reference of KL, and the random base of an adapter."""
+"""The weights of a run: the trained model and its learner, the reference of KL, and the random base model of an
+adapter."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def load_weights(config: TrainConfig, source: str) -> Any:
 def load_learner(
     config: TrainConfig, checkpoint: Path | None, base: Path, say: Callable[[str], None]
 ) -> tuple[Any, Learner]:
-    """The tokenizer, and a learner with the weights of a checkpoint, or of the model that the configuration names."""
+    """The tokenizer, and a learner whose weights are those of a checkpoint, or of the model that the configuration
+    names."""
     disable_progress_bar()  # transformers' own bars at each load and save would disturb ours
     source = str(checkpoint) if checkpoint else weights_of(config.model)
     tokenizer = load_tokenizer(source)
@@ -44,7 +46,7 @@ def load_learner(
 
 
 def load_reference(config: TrainConfig, learner: Learner, folder: RunFolder) -> None:
-    """Give the learner the reference of KL from the run folder."""
+    """Load the reference of KL from the run folder into the learner."""
     if config.lora is None:
         learner.reference = load_weights(config, str(folder.reference))
     else:
@@ -52,7 +54,7 @@ def load_reference(config: TrainConfig, learner: Learner, folder: RunFolder) -> 
 
 
 def save_random_base(config: TrainConfig, learner: Learner, tokenizer: Any, folder: RunFolder) -> None:
-    """Save the random model that an adapter was trained on: no other place has the model."""
+    """Save the random model that an adapter is trained on: no other place has this model."""
     if config.lora is not None and config.model in SEEDED and not folder.base.exists():
         base = load_model(config.model, seed=config.seed)
         folder.save_model(folder.base, 0, lambda path: save_model(base, tokenizer, path, learner.vision))

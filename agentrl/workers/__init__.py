@@ -1,8 +1,9 @@
-"""Workers: episodes in separate processes. One interface, and two transports: pipes on one node, and Ray actors.
+"""Workers: processes that play episodes. The same interface has two transports: pipes on a node, and Ray actors.
 
-The program that owns the run (the driver) holds tasks, samples, rewards and groups. A worker holds Envs, renderer and
-engine client, and plays episodes. `WorkerPool` sends requests to workers and replaces ended workers. Only the worker's
-`Job` knows the meaning of a request: `agentrl.rollout.play.remote` and `agentrl.slime.remote` each have a Job.
+The driver is the program that owns the run. The driver has the tasks, samples, rewards and groups. A worker has the
+Envs, a renderer and a client of the engine, and plays episodes. `WorkerPool` sends requests to workers, and replaces
+workers that have ended. Only the worker's `Job` knows the content of a request. `agentrl.rollout.play.remote` and
+`agentrl.slime.remote` each have a Job.
 """
 
 from agentrl.workers.base import Job, JobOrder, Transport, WorkerLink, WorkerLostError

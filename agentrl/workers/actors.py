@@ -1,4 +1,4 @@
-"""Workers as Ray actors, on any node of the cluster. Only imported where Ray runs."""
+"""Workers as Ray actors, on any node of the cluster. Imported only where Ray runs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from agentrl.workers.base import NoPlaceError, WorkerLostError
 from agentrl.workers.player import Player, answered, result_of
 
 _AT_ONCE = 100_000
-"""The most messages that an actor answers in parallel: more than there are episodes. Ray's default is 1,000."""
+"""The most messages that an actor handles at the same time: more than there are episodes. Ray's default is 1,000."""
 _PLACE_S = 120.0
-"""Seconds for Ray to start an actor. In a cluster without a free CPU, Ray waits for ever, without a message."""
+"""The most seconds for Ray to start an actor. In a cluster without a free CPU, Ray waits for ever, without a
+message."""
 _END_S = 5.0
 _VARIABLES = {"OMP_NUM_THREADS": "1", "RAY_USE_UVLOOP": "0"}
-"""The variables of slime's own actors, with one thread, because each worker has one CPU."""
+"""The environment variables of an actor: those of slime's own actors, with a single thread, because each worker has a
+single CPU."""
 _OPTIONS: dict[str, Any] = {
     "num_cpus": 1,
     "num_gpus": 0,
@@ -34,7 +36,7 @@ _OPTIONS: dict[str, Any] = {
 
 
 class WorkerActor:
-    """The process of a worker. The actor is not detached, and so ends with the owner."""
+    """The process of a worker. The actor is not detached, so the actor ends with the owner."""
 
     def __init__(self, number: int) -> None:
         self._number, self._player = number, Player()
@@ -50,16 +52,16 @@ class WorkerActor:
         return await answered(self._player, method, arguments)
 
     async def live(self) -> None:
-        """Never returns. So the caller learns of the end of the process."""
+        """Never returns. So its caller gets an error when the process ends."""
         await asyncio.Event().wait()
 
     async def leave(self) -> None:
-        """Run the exit handlers of this process: Ray kills the process without running them."""
+        """Run the exit handlers of this process. Ray kills the process without running exit handlers."""
         atexit._run_exitfuncs()
 
 
 class ActorTransport:
-    """Starts workers as Ray actors, each with one CPU."""
+    """Starts workers as Ray actors. Each actor has a single CPU."""
 
     async def check(self, count: int) -> None:
         """Raises ConfigError if the cluster has too few CPUs."""
@@ -139,6 +141,6 @@ class ActorLink:
 
 
 def _reason(exc: RayActorError) -> str:
-    """Ray's account of an actor's end (many lines) in one line."""
+    """Ray's message about the end of an actor, which has many lines, as a single line."""
     lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
     return " ".join(lines)[:400]

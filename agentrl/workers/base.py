@@ -1,4 +1,4 @@
-"""The interfaces of workers: a worker's job, and the driver's connection."""
+"""The interfaces of workers: the job of a worker, and the driver's connection to a worker."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, Protocol
 from agentrl.errors import ConfigError, InfraError
 
 START_S = 300.0
-"""Seconds for a worker to be ready: the worker imports the Env, and calls `share`."""
+"""The most seconds for a worker to be ready: the worker imports the Env, and calls `share`."""
 
 
 class WorkerLostError(InfraError):
-    """The process of a worker has ended. The message gives the worker, and the cause."""
+    """The process of a worker has ended. The message has the worker's name and the cause."""
 
 
 class NoPlaceError(ConfigError):
@@ -23,32 +23,34 @@ class NoPlaceError(ConfigError):
 
 
 class Job(Protocol):
-    """The work of a worker. Opened by the async context manager of `JobOrder.opener`."""
+    """The work of a worker. The async context manager that `JobOrder.opener` returns opens the job."""
 
     async def play(self, request: Any, aborted: Callable[[], bool]) -> Any:
-        """The answer to one request, as a picklable value. `aborted` is the flag of the requesting rollout."""
+        """Do the work of a request. Returns a value that can be pickled. `aborted` returns the abort flag of the
+        rollout that sent the request."""
         ...
 
     def status(self) -> Any:
-        """The present work of the worker's episodes, as a picklable value."""
+        """The present state of the worker's episodes, as a value that can be pickled."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class JobOrder:
-    """The work of a worker, as a value to send."""
+    """The description of a worker's job, which can be sent to the worker."""
 
     opener: str
-    """The path of a function of `config`. The function returns an async context manager for a Job."""
+    """The path of a function. The function gets `config`, and returns an async context manager that opens a Job."""
     config: Any
 
     def encoded(self) -> bytes:
-        """Raises ConfigError if a part of the order cannot be sent."""
+        """The description as bytes. Raises ConfigError if a part cannot be sent."""
         return encoded(self, "the configuration of the workers")
 
 
 def encoded(value: Any, subject: str) -> bytes:
-    """The value as bytes. Raises ConfigError with `subject` for a value that cannot be sent to a process."""
+    """A value as bytes. Raises ConfigError if the value cannot be sent to a process; the message begins with
+    `subject`."""
     try:
         return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     except Exception as exc:  # the pickle boundary: any object may be in there
@@ -59,14 +61,14 @@ def encoded(value: Any, subject: str) -> bytes:
 
 
 class WorkerLink(Protocol):
-    """The connection of the driver to one worker."""
+    """The driver's connection to a worker."""
 
     def name(self) -> str:
         """The worker's name in messages, such as `worker 1 (process 4711)`."""
         ...
 
     async def ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the worker's `Player`.
+        """Call a method of the worker's `Player`, and wait for the result.
 
         Raises WorkerLostError if the worker has ended, and the errors of the method.
         """
@@ -78,15 +80,15 @@ class WorkerLink(Protocol):
 
     @property
     def lost(self) -> asyncio.Future[WorkerLostError]:
-        """Done as soon as the process has ended."""
+        """A future that is done as soon as the process has ended."""
         ...
 
     def last_words(self) -> str:
-        """The last lines printed by the worker, if known here."""
+        """The last lines that the worker printed. Empty if this process does not have these lines."""
         ...
 
     async def end(self) -> None:
-        """End the process, after the worker has closed its Envs or failed to. Safe to call twice."""
+        """End the process. The worker closes its Envs first, if possible. Safe to call twice."""
         ...
 
 
@@ -94,9 +96,9 @@ class Transport(Protocol):
     """Starts workers: as processes of this machine, or as Ray actors."""
 
     async def check(self, count: int) -> None:
-        """Raises ConfigError if so many workers cannot run."""
+        """Raises ConfigError if `count` workers cannot run."""
         ...
 
     async def open(self, number: int) -> WorkerLink:
-        """Start a worker. The worker is ready once `begin` has answered. Raises NoPlaceError."""
+        """Start a worker. The worker is ready as soon as its method `begin` has returned. Raises NoPlaceError."""
         ...

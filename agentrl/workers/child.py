@@ -1,4 +1,4 @@
-"""The program of a worker that is a child process. At the end the worker closes its Envs, within a bounded time."""
+"""The program of a worker that is a child process. At the end the worker closes its Envs, within a limited time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentrl._util import child
 from agentrl.workers.player import Player, answered
 
 _CLOSE_S = 35.0
-"""Seconds for Envs to be closed, once the driver is gone. An Env has `limits.close_s`, 30 by default."""
+"""The most seconds for closing Envs after the driver is gone. A single Env has `limits.close_s`, 30 by default."""
 
 
 async def _serve(connection: Connection, parent: int) -> None:
@@ -46,9 +46,8 @@ async def _serve(connection: Connection, parent: int) -> None:
 
 
 def _be_silent() -> None:
-    """Silence this process, as nobody reads the output any more: a failed print must not disturb the closing of
-    Envs.
-    """
+    """Discard all output of this process, because nobody reads it any more. A failed print must not disturb the closing
+    of Envs."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)

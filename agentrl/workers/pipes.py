@@ -1,4 +1,4 @@
-"""Workers as processes of this machine."""
+"""Workers as child processes on this machine."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ log = logging.getLogger("agentrl")
 
 _PROGRAM = "from agentrl.workers.child import main; main()"
 _LINES = 60
-"""How many of a worker's last lines are kept for an error message."""
+"""The number of a worker's last lines that are stored for an error message."""
 _VARIABLES = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-"""Workers compute little: a pool of threads in each worker would only disturb the other workers."""
+"""The environment variables of a worker. Workers compute little: a pool of threads in each worker would only disturb
+the other workers."""
 
 
 class PipeTransport:
     """Starts workers as child processes.
 
     Workers end with this process, even after a kill. Ctrl-C does not reach workers: this process closes all workers.
-    Printed lines appear on this process's stderr, each line with the worker's number.
+    Lines that workers print appear on this process's stderr, each line with the worker's number.
     """
 
     async def check(self, count: int) -> None:
@@ -38,12 +39,12 @@ class PipeTransport:
             log.warning("%d workers on %d cores: each needs a core of its own", count, cores)
 
     async def open(self, number: int) -> PipeLink:
-        """Start a process. Raises OSError if the machine cannot."""
+        """Start a process. Raises OSError if the machine cannot start it."""
         return PipeLink(WorkerProcess(number))
 
 
 class WorkerProcess(ChildProcess):
-    """The child process, and a thread for the printed lines."""
+    """A child process, and a thread that reads the printed lines."""
 
     def __init__(self, number: int) -> None:
         variables = {**_VARIABLES, "PYTHONPATH": import_path()}

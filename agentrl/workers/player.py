@@ -1,4 +1,4 @@
-"""The worker's side, the same for each transport: opens the job, and answers requests of the driver."""
+"""The worker's side, which is the same for each transport: opens the job, and handles the driver's messages."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ from agentrl.errors import AgentRLError
 from agentrl.workers.base import Job, JobOrder, encoded
 
 _GC_THRESHOLDS = (20_000, 50, 100)
-"""Thresholds of the garbage collector: less often, because live episodes are many long-lived objects."""
+"""The thresholds of Python's garbage collector, higher than the defaults, because live episodes are many long-lived
+objects."""
 
 Outcome = tuple[bytes | None, "tuple[str, str, str] | None"]
-"""A pickled result, or the error: class, text and traceback."""
+"""The result of a method: a pickled value and None, or None and an error (class, text and traceback)."""
 
 
 class Player:
-    """Plays episodes for a driver. Each public method is a message from the driver. One event loop runs all."""
+    """Plays episodes for a driver. Each public method handles a message from the driver. All methods run in the same
+    event loop."""
 
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
         self._playing: dict[int, asyncio.Future[Any]] = {}
         self._aborted = -1
-        """The last epoch aborted by the driver."""
+        """The last epoch that the driver has aborted."""
         self._job: Job | None = None
 
     async def begin(self, order: bytes, search_path: Sequence[str]) -> int:
-        """Open the job, and return the id of this process. Raises any error of the opening."""
+        """Open the job, and return the id of this process. Raises the errors of opening the job."""
         sys.path.extend(folder for folder in search_path if folder not in sys.path)
         job: JobOrder = pickle.loads(order)
         opening = asyncio.ensure_future(self._stack.enter_async_context(load_object(job.opener)(job.config)))
@@ -45,7 +47,8 @@ class Player:
         return os.getpid()
 
     async def play(self, key: int, epoch: int, aborted: int, request: bytes) -> Any:
-        """The job's answer to a request of an epoch. `aborted` is the last epoch aborted by the driver."""
+        """The job's result for a request. `epoch` is the number of the request's rollout, and `aborted` the last epoch
+        that the driver has aborted."""
         assert self._job is not None, "the driver waits until this worker is ready"
         self.abort(aborted)
         playing = self._job.play(pickle.loads(request), lambda: epoch <= self._aborted)
@@ -59,19 +62,19 @@ class Player:
             del self._playing[key]
 
     def cancel(self, key: int) -> None:
-        """Nobody waits for this answer any more. The Env is closed."""
+        """Cancel a request whose result nobody waits for any more. The Env of the request is closed."""
         if (task := self._playing.get(key)) is not None:
             task.cancel()
 
     def abort(self, epoch: int) -> None:
-        """Abort the episodes of this epoch and of earlier epochs. Later episodes are not touched."""
+        """Abort the episodes of this epoch and of earlier epochs. Episodes of later epochs continue."""
         self._aborted = max(self._aborted, epoch)
 
     async def status(self) -> Any:
         return None if self._job is None else self._job.status()
 
     async def close(self) -> None:
-        """Cancel all episodes, so their Envs close, and close the job."""
+        """Cancel all episodes, so that their Envs close, and then close the job."""
         tasks = list(self._playing.values())
         for task in tasks:
             task.cancel()
@@ -81,7 +84,7 @@ class Player:
 
 
 async def answered(player: Player, method: str, arguments: Sequence[Any]) -> Outcome:
-    """The outcome of a method of the player, ready to be sent."""
+    """Call a method of the player. Returns the outcome in a form for sending."""
     try:
         result_or_coroutine = getattr(player, method)(*arguments)
         result = await result_or_coroutine if asyncio.iscoroutine(result_or_coroutine) else result_or_coroutine
@@ -103,9 +106,8 @@ def _is_own(cls: type) -> bool:
 
 
 def result_of(outcome: Outcome, worker: str) -> Any:
-    """The result from a worker. Raises the worker's error: agentrl's own errors under the same class, all others as
-    RuntimeError with the worker's traceback.
-    """
+    """The value of an outcome. If the outcome is an error, raises this error: agentrl's own errors with the same class,
+    all others as RuntimeError with the worker's traceback."""
     result, error = outcome
     if error is not None:
         name, text, traceback = error

@@ -1,4 +1,4 @@
-"""The driver's side: sends each request to the least busy worker, and replaces ended workers."""
+"""The driver's side: sends each request to the worker with the least work, and replaces workers that have ended."""
 
 from __future__ import annotations
 
@@ -17,39 +17,40 @@ from agentrl.workers.base import START_S, JobOrder, NoPlaceError, Transport, Wor
 log = logging.getLogger("agentrl")
 
 _STARTS = 2
-"""Number of consecutive failed starts of a worker that end the run."""
+"""The number of consecutive failed starts of a worker that ends the run."""
 _FRUITLESS = 5
-"""Number of consecutive ends of a worker without a finished episode that end the run."""
+"""The number of consecutive ends of a worker without a finished episode that ends the run."""
 _CLOSE_S = 35.0
-"""Seconds for a worker to close its Envs. An Env has `limits.close_s`, 30 by default."""
+"""The most seconds for a worker to close its Envs. A single Env has `limits.close_s`, 30 by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerAnswer:
-    """A worker's answer to a request."""
+    """The result of a request to a worker."""
 
     result: Any
     worker: str
-    """The answering process: the `home` of a later request that needs the process's memory."""
+    """The name of the process that handled the request. As `home` of a later request, the name leads to the same
+    process, for data in memory."""
     lost: Sequence[str] = ()
-    """The causes of earlier ends of workers with this request."""
+    """The causes of the ends of earlier workers that had this request."""
 
 
 @dataclass(slots=True, eq=False)
 class _Seat:
-    """The place of one worker: the present process, and the history."""
+    """The place of a worker: the present process, and the history of all its processes."""
 
     number: int
     link: WorkerLink | None = None
     ready: bool = False
     pending: int = 0
     starts: int = 0
-    """Consecutive ends before the worker was ready."""
+    """The number of consecutive processes that ended before being ready."""
     fruitless: int = 0
-    """Consecutive ends without a finished episode."""
+    """The number of consecutive processes that ended without a finished episode."""
     lives: int = 0
     pid: int | None = None
-    """The process id, on the node, of a worker that is or was ready."""
+    """The process id, on the node, of the last process that was ready."""
 
     @property
     def home(self) -> str:
@@ -61,9 +62,9 @@ class _Seat:
 class WorkerPool:
     """`size` workers that run one job. Use the pool in one event loop.
 
-    A request goes to the ready worker with the fewest pending requests. If the worker ends, the request is sent once
-    more to a second worker, and the cause is logged and returned. If the second worker ends, too, WorkerLostError is
-    raised. An ended worker is replaced. If a worker ends twice in a row before being ready, or again and again without
+    A request goes to the ready worker with the fewest pending requests. If the worker ends, the request is sent to a
+    second worker, and the cause is logged and returned. If the second worker ends, too, WorkerLostError is raised. A
+    worker that has ended is replaced. If a worker ends twice in a row before being ready, or again and again without
     finishing an episode, each request raises ConfigError with the worker's last words. Only the end of the process
     counts as the end of a worker: a slow worker is not dead.
     """
@@ -72,7 +73,7 @@ class WorkerPool:
     order: JobOrder
     size: int
     epoch: int = 0
-    """The number of the rollout of new requests. An abort concerns this epoch and earlier epochs."""
+    """The number of the rollout that new requests belong to. An abort concerns this epoch and earlier epochs."""
     _aborted: int = -1
     _order: bytes = b""
     seats: list[_Seat] = field(default_factory=list, init=False)
@@ -99,7 +100,7 @@ class WorkerPool:
         await self.close()
 
     async def play(self, request: bytes, *, home: str = "") -> WorkerAnswer:
-        """The answer to an encoded request. `home` is the preferred worker, if still alive."""
+        """The result of an encoded request. `home` is the name of the preferred worker, if still running."""
         lost: list[str] = []
         while True:
             seat = await self._chosen(home)
@@ -153,28 +154,29 @@ class WorkerPool:
             raise self._fatal.with_traceback(None)
 
     def abort(self) -> asyncio.Future[list[Any]]:
-        """Abort the episodes of the present epoch, wherever played. The future is done when each worker knows."""
+        """Abort the episodes of the present epoch in all workers. The future is done when each worker has got the
+        message."""
         self._aborted = self.epoch
         links = [seat.link for seat in self.seats if seat.link is not None]
         return asyncio.gather(*(link.ask("abort", self.epoch) for link in links), return_exceptions=True)
 
     def next_epoch(self) -> None:
-        """Begin the next rollout. The last rollout's abort does not concern the new epoch."""
+        """Begin the next rollout. An abort of the last rollout does not concern the new epoch."""
         self.epoch += 1
 
     @property
     def started(self) -> int:
-        """How often a worker has become ready, so far."""
+        """How many times a worker has become ready so far."""
         return sum(seat.lives for seat in self.seats)
 
     async def status(self) -> list[Any]:
-        """The present work of each ready worker's episodes."""
+        """The present state of the episodes, for each ready worker."""
         links = [seat.link for seat in self.seats if seat.ready and seat.link is not None]
         replies = await asyncio.gather(*(link.ask("status") for link in links), return_exceptions=True)
         return [reply for reply in replies if not isinstance(reply, BaseException)]
 
     async def close(self) -> None:
-        """Let each worker close its Envs, and end each worker, even if the caller is cancelled. Safe to call twice."""
+        """Let each worker close its Envs, then end the workers, even if the caller is cancelled. Safe to call twice."""
         await asyncio.shield(asyncio.ensure_future(self._close()))
 
     async def _close(self) -> None:
@@ -190,7 +192,7 @@ class WorkerPool:
         await asyncio.gather(*map(_closed, links))
 
     async def _keep(self, seat: _Seat) -> None:
-        """Start a worker, and a replacement after each end."""
+        """Start a worker, and start a replacement after each end."""
         try:
             while True:
                 link = seat.link = None
@@ -219,7 +221,7 @@ class WorkerPool:
             self.fail(exc)
 
     async def _lived(self, seat: _Seat, link: WorkerLink) -> WorkerLostError:
-        """The end of a ready worker."""
+        """Wait until a ready worker ends. Returns the cause."""
         seat.lives, seat.starts = seat.lives + 1, 0
         seat.ready = True
         self._wake()
@@ -229,7 +231,7 @@ class WorkerPool:
         return lost
 
     def _judge(self, seat: _Seat, link: WorkerLink | None, lost: WorkerLostError) -> None:
-        """Raises ConfigError if no worker should replace this worker."""
+        """Raises ConfigError if a worker that has ended should not be replaced."""
         often = ""
         if seat.starts >= _STARTS:
             often = "ended again before it was ready"
@@ -241,14 +243,14 @@ class WorkerPool:
         log.warning("%s; another one takes its place", lost)
 
     def fail(self, exc: Exception) -> None:
-        """End the pool: each request, present and later, raises this error."""
+        """End the pool. Each present and later request raises `exc`."""
         self._fatal = self._fatal or exc
         for asking in list(self._asking):
             asking.cancel()
         self._wake()
 
     def _wake(self) -> None:
-        """Wake the callers waiting for a worker."""
+        """Wake the callers that wait for a worker."""
         changed, self._changed = self._changed, asyncio.get_running_loop().create_future()
         if not changed.done():
             changed.set_result(None)

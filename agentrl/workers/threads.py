@@ -1,4 +1,4 @@
-"""An event loop in a separate thread, for a pool shared by several event loops."""
+"""An event loop in a separate thread, for a pool that several event loops share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Runs coroutines in one daemon thread, started on first use."""
+    """Runs coroutines in a daemon thread, which starts on first use."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -20,11 +20,12 @@ class LoopThread:
         self._starting = threading.Lock()
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The coroutine's result. A cancelled caller cancels the coroutine."""
+        """Run a coroutine in the thread, and return its result. If the caller is cancelled, the coroutine is
+        cancelled."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._started()))
 
     def run_here(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Like `run`, for a caller without an event loop. The caller is blocked meanwhile."""
+        """Run a coroutine, for a caller without an event loop. The caller is blocked until the result."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._started()).result()
 
     def stop(self) -> None:

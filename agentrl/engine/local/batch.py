@@ -22,12 +22,13 @@ from agentrl.types import RenderedImage
 log = logging.getLogger(__name__)
 
 _PREFILL_TOKENS = 4096
-"""Padded tokens of one prefill pass. More would not fit into a CPU's caches (benchmarks/bench_local_engine.py)."""
+"""The most tokens, padding included, of a prefill pass. More tokens would not fit into a CPU's caches
+(benchmarks/bench_local_engine.py)."""
 
 
 @dataclass(slots=True)
 class _Group:
-    """The rows of one block, computed in one pass."""
+    """The rows of a memory block, which are computed together."""
 
     block: CacheBlock
     rows: list[GenerateRequest] = field(default_factory=list)
@@ -42,16 +43,17 @@ class _KeptSession:
     media: Sequence[RenderedImage]
 
     def shared(self, request: GenerateRequest) -> int:
-        """Number of first tokens that the request shares, with equal images."""
+        """The number of first tokens that the session shares with a request. Images among them must be equal, too."""
         return common_images(_common_prefix(self.tokens, request.input_ids), request.media, self.media)
 
 
 class Batch:
-    """The running rows, in one block of memory, or in one block for each length class if lengths differ much.
+    """The running rows (requests). All rows are in a single block of memory, or in a block for each length class if
+    their lengths differ much.
 
     A prompt is prefilled up to the last token. The last token starts the first decode step, so decode steps are the
-    same for all rows. If a pass of many rows raises an exception, each row is computed alone. Rows that also fail alone
-    are answered with `Failed`. Not thread-safe: one thread admits and steps.
+    same for all rows. If a pass of many rows raises an exception, each row is computed alone. A row that also fails
+    alone returns `Failed`. Not thread-safe: a single thread calls all methods.
     """
 
     def __init__(
@@ -74,7 +76,8 @@ class Batch:
         self._split = False
         self.sessions: dict[str, _KeptSession] = {}  # the least recently used first
         self._forgetting: set[GenerateRequest] = set()
-        """Running rows with keys and values from old weights. Their keys and values are not stored at the end."""
+        """Running rows whose keys and values were computed with old weights. Such keys and values are not stored at the
+        end."""
 
     @property
     def requests(self) -> list[GenerateRequest]:
@@ -86,7 +89,7 @@ class Batch:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the keys and values of running rows and kept sessions."""
+        """Bytes of the keys and values of running rows and stored sessions."""
         stored = sum(part.nbytes for stored in self.sessions.values() for part in stored.memory)
         return stored + sum(group.block.bytes for group in self.groups.values())
 
@@ -96,7 +99,7 @@ class Batch:
         self._forgetting.update(self.requests)
 
     def clear(self) -> None:
-        """Drop all rows and kept sessions, and free the memory."""
+        """Remove all rows and stored sessions, and free the memory."""
         self.groups.clear()
         self.sessions.clear()
         self._forgetting.clear()
@@ -180,7 +183,7 @@ class Batch:
         starts: list[int],
         end: int,
     ) -> torch.Tensor:
-        """The last logits of the rows. Tokens for media have no logits."""
+        """The logits of each row's last token. Tokens that stand for media get logits of -inf."""
         images = {} if self._images is None else self._images.of(rows, starts, ids)
         logits = run(self._model, group.block, first, ids, starts, end, self._max_context, images)
         if self._forbidden:
@@ -194,10 +197,10 @@ class Batch:
         return max(64, 1 << (len(row.tokens) - 1).bit_length()) if self._split else 0
 
     def arrange(self, new: Sequence[GenerateRequest] = ()) -> None:
-        """Give every row a block of the row's length class, with room for the `new` rows.
+        """Move each row to the block of its length class, and make room for the `new` rows.
 
-        One block for all rows is fastest, but is padded to the longest row. The block is split if padding would more
-        than double the memory.
+        A single block for all rows is fastest, but is padded to the longest row. The block is split if padding would
+        more than double the memory.
         """
         rows = [*self.requests, *new]
         longest, total = max(len(row.tokens) for row in rows), sum(len(row.tokens) for row in rows)
@@ -227,7 +230,7 @@ class Batch:
         return self.groups.setdefault(key, _Group(CacheBlock(self._token_bytes)))
 
     def _leave(self, group: _Group, row: GenerateRequest) -> None:
-        """Remove a row. The last row of the group moves to the free place."""
+        """Remove a row from a group. The last row of the group moves to its place."""
         seat, last = group.rows.index(row), len(group.rows) - 1
         if seat != last:
             group.block.move(last, seat, group.rows[last].computed)
@@ -244,7 +247,7 @@ class Batch:
 
     @torch.inference_mode()
     def step(self) -> list[Outcome]:
-        """Sample one token for each row. Returns the finished and failed rows."""
+        """Sample a token for each row. Returns the finished and failed rows."""
         try:
             self.arrange()
         except RuntimeError as exc:  # no memory for the longest row to grow
@@ -259,7 +262,7 @@ class Batch:
         return outcomes
 
     def _sample(self, group: _Group, first: int, stop: int) -> Iterator[Outcome]:
-        """Sample one token for rows first..stop."""
+        """Sample a token for each of the rows first..stop."""
         rows = group.rows[first:stop]
         if not rows:
             return
@@ -312,7 +315,8 @@ class Batch:
         return Finished(row, "length") if at_limit else None
 
     def _stop_string(self, row: GenerateRequest) -> str | None:
-        """The stop string completed by the last token. A token has at least one byte, so the tail is long enough."""
+        """The stop string that the last token has completed, or None. A token has at least one byte, so the decoded
+        tail is long enough."""
         longest = max(len(stop.encode()) for stop in row.sampling.stop)
         tail = row.tokens[max(len(row.input_ids), len(row.tokens) - longest - 4) :]
         text = self._tokenizer.decode(tail, clean_up_tokenization_spaces=False)
@@ -320,9 +324,8 @@ class Batch:
 
     @torch.inference_mode()
     def remove(self, request: GenerateRequest, *, failed: bool = False) -> None:
-        """Remove a row. Keys and values are stored for the session, unless the row failed or the weights have
-        changed.
-        """
+        """Remove a row. The keys and values of the row are stored for the session, unless the row failed or the weights
+        have changed."""
         group = next(group for group in self.groups.values() if request in group.rows)
         seat = group.rows.index(request)
         if failed:
@@ -337,7 +340,8 @@ class Batch:
 
 
 def _obey(logits: torch.Tensor, rows: Sequence[GenerateRequest]) -> list[float]:
-    """Exclude tokens by the grammars of rows. Returns the rise of the remaining tokens' log-probs in each row."""
+    """Exclude tokens by the grammars of rows. Returns for each row how much the log-probs of the remaining tokens
+    rise."""
     rises = [0.0] * len(rows)
     if any(row.grammar is not None for row in rows):
         grammar_rows, free = allowed([row.grammar for row in rows], logits)

@@ -28,21 +28,21 @@ from agentrl.types import Generation
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The ingredients of the engine."""
+    """The data from which the child process builds the engine."""
 
     folder: str
-    """The folder of a model with the tokenizer, or of an adapter. An adapter names the base model."""
+    """The folder with a model and its tokenizer, or with an adapter. An adapter names its base model."""
     device: str
     dtype: str
     threads: int
     max_batch: int
     max_context: int | None
     slots: Sequence[Slot]
-    """The changing weights, in shared memory."""
+    """The places in shared memory of the weights that change."""
 
 
 class EngineServer:
-    """Answers the requests of one connection. An answer is an error (class and text) or None, and the result."""
+    """Responds to the requests of a connection. A response has an error (class and text) or None, and the result."""
 
     def __init__(self, connection: Connection, parent: int, weights: int) -> None:
         self._requests, self._outbox = child.of_parent(connection, parent), child.Outbox(connection)
@@ -50,11 +50,11 @@ class EngineServer:
         self._running: dict[int, Future[Generation]] = {}
         self._plain = copy_context()
         self._members: dict[int, tuple[Context, AbstractContextManager[None]]] = {}
-        """Episodes in lockstep. An episode's requests run in the context of the episode's member."""
+        """The lockstep members, by number. The requests of an episode run in the context of its member."""
         self._waves: AbstractContextManager[Any] | None = None
 
     def run(self) -> None:
-        """Answer until the connection or the parent ends."""
+        """Respond to requests until the connection or the parent process ends."""
         commands: Mapping[str, Callable[..., None]] = {
             "begin": self._begin,
             "generate": self._generate,
@@ -133,7 +133,8 @@ class EngineServer:
         future.add_done_callback(partial(self._done, number))
 
     def _done(self, number: int, future: Future[Generation]) -> None:
-        """Called in the engine's thread, or where a request is cancelled."""
+        """Send the result of a request. The engine's thread calls this method, or the thread that cancels the
+        request."""
         self._running.pop(number, None)
         with suppress(CancelledError):  # nobody waits for the result
             self._answer(number, future.exception() or future.result())

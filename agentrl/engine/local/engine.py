@@ -29,9 +29,9 @@ from agentrl.types import Generation, SamplingParams
 
 
 class LocalEngine(AsyncClosing):
-    """Batches concurrent requests in one worker thread; callers may live in any number of event loops.
+    """Batches concurrent requests in a worker thread. Callers may use any number of event loops.
 
-    `model` is used by reference. A trainer may update the parameters in place while no request runs, and must then set
+    `model` is not copied. A trainer may update the parameters in place while no request runs, and must then set
     `weight_version`. A turn's keys and values are stored for the next turn of the same `session_id`. At most
     `max_batch` sequences are running or stored; the least recently used stored sequence is dropped first.
 
@@ -99,7 +99,7 @@ class LocalEngine(AsyncClosing):
         the parameters.
 
         Without `max_new_tokens`, a response may fill the context. The tokens include the stop text. `meta` has
-        `prompt_tokens`, with all pads.
+        `prompt_tokens`, the number of prompt tokens with all tokens of images.
         """
         sampling = Sampling.read(sampling_params)
         grammar = None
@@ -128,7 +128,8 @@ class LocalEngine(AsyncClosing):
         loop: asyncio.AbstractEventLoop | None = None,
         grammar: GrammarState | None = None,
     ) -> Future[Generation]:
-        """The future behind `generate`, for a caller without an event loop. Cancelling the future ends the request."""
+        """Queue a request, and return its future, for a caller without an event loop. Cancelling the future ends the
+        request."""
         ids = self._read(input_ids)
         if not isinstance(session_id, str) or not isinstance(rid, str):
             raise RequestError(f"session_id and rid must be strings, not {session_id!r:.50} and {rid!r:.50}")
@@ -143,7 +144,7 @@ class LocalEngine(AsyncClosing):
         return request.future
 
     def _read(self, input_ids: Sequence[int]) -> list[int]:
-        """Check the prompt and return a copy."""
+        """A copy of the prompt's token ids, after checks."""
         ids = token_ids(input_ids)
         if not ids:
             raise RequestError("the prompt is empty: an engine needs at least one token to continue")
@@ -154,7 +155,8 @@ class LocalEngine(AsyncClosing):
         return ids
 
     def _place(self, request: GenerateRequest, images: Sequence[Image]) -> None:
-        """Expand the images' pads. Raises RequestError for images and parameters not supported by the engine."""
+        """Replace the pads of a request's images by the images' tokens. Raises RequestError for images and parameters
+        that the engine does not support."""
         if self._images is not None:
             self._images.place(request, images)
         elif images:
@@ -170,7 +172,8 @@ class LocalEngine(AsyncClosing):
             )
 
     async def abort(self, rid: str | None = None) -> None:
-        """End one request, or all. Waiting requests return at once, running requests after the current step."""
+        """End the request with the id `rid`, or all requests. Waiting requests return at once, running requests after
+        the current step."""
         self._worker.abort(rid)
 
     async def context_length(self) -> int:
@@ -182,7 +185,7 @@ class LocalEngine(AsyncClosing):
 
     @property
     def weight_version(self) -> str:
-        """The name of the weights. A Generation reports the version at the sampling of the last token."""
+        """The version of the weights. A Generation has the version at the sampling of its last token."""
         return self._worker.version
 
     @weight_version.setter
@@ -194,8 +197,8 @@ class LocalEngine(AsyncClosing):
     def load_weights(self, weights: Mapping[str, torch.Tensor], version: str) -> None:
         """Copy a state dict into the model between two steps. Running requests continue with the new weights.
 
-        Tensors that already are the model's own are not copied. Raises EngineError, without any change, if a tensor is
-        missing, unknown or has a wrong shape, or if two values differ for tensors tied in the model.
+        Tensors that are already those of the model are not copied. Raises EngineError, without any change, if a tensor
+        is missing, unknown or has a wrong shape, or if two values differ for tensors tied in the model.
         """
         tensors: dict[str, torch.Tensor] = self._model.state_dict()
         _check_weights(weights, tensors)
@@ -263,7 +266,8 @@ def _check_weights(weights: Mapping[str, torch.Tensor], tensors: Mapping[str, to
 def _check_tied(
     names: Sequence[str], first: str, weights: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]
 ) -> None:
-    """Check the values for one tensor of the model, possibly with several names. A value under one name is enough."""
+    """Raises EngineError unless the values for the names of a tensor suit each other. `names` are all names of the
+    tensor, if several are tied. A value under a single name is enough."""
     if not names:
         raise EngineError(f"weights for {first}: found nothing, the model has shape {tuple(tensors[first].shape)}")
     for name in names:

@@ -1,4 +1,5 @@
-"""Checks whether LocalEngine can run a model. Every engine checks at construction, so log-probs are right."""
+"""Checks whether LocalEngine can run a model. Each engine checks its model when created, so that log-probs are
+right."""
 
 from __future__ import annotations
 
@@ -12,16 +13,18 @@ from agentrl.engine.local.kv_cache import CacheBlock, run
 from agentrl.errors import ConfigError
 
 _WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "attention_window")
-"""Configuration keys for the number of tokens that a layer of local attention looks back."""
+"""Keys of the configuration that give the number of tokens that a layer of local attention looks back."""
 
 _REMEDY = "serve the model with SGLang and use the engine sglang"
 
 _TOLERANCE: Mapping[torch.dtype, float] = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.2}
-"""The largest allowed difference of two logits, in standard deviations of the logits."""
+"""Type of the weights -> the largest allowed difference of two logits. The unit is the standard deviation of the
+logits."""
 
 
 def context_length(config: Any, requested: int | None) -> int:
-    """The longest sequence. Raises ConfigError if the model changes attention or rotation within this length."""
+    """The most tokens of a sequence. Raises ConfigError if the model changes attention or rotation within this
+    length."""
     holds: int | None = getattr(config, "max_position_embeddings", None)
     length = holds if requested is None else requested
     if length is None:
@@ -50,7 +53,7 @@ def check_attention(config: Any) -> None:
 
 
 def _windows(config: Any) -> Iterator[tuple[int, str]]:
-    """How far layers of local attention look back, and the reason for this bound in words."""
+    """(number of tokens that a layer of local attention looks back, reason as text) for each kind of such layers."""
     kinds = {*(getattr(config, "layer_types", None) or ()), *(getattr(config, "attention_layers", None) or ())}
     if kinds and kinds <= {"full_attention", "global"}:
         return
@@ -61,7 +64,7 @@ def _windows(config: Any) -> Iterator[tuple[int, str]]:
 
 
 def _rotations(config: Any) -> Iterator[tuple[int, str]]:
-    """The length bounds of a fixed rotation, each with the reason in words."""
+    """(length up to which the rotation is fixed, reason as text) for each such limit."""
     ropes = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     for rope in (ropes, *ropes.values()):
         if isinstance(rope, Mapping) and "longrope" in (rope.get("rope_type"), rope.get("type")):
@@ -79,7 +82,7 @@ def tolerance(model: Any) -> float:
 
 @torch.inference_mode()
 def measure(model: Any, context: int) -> int:
-    """Compare a few tokens through the cache with a plain forward pass. Returns the cache's bytes for one token.
+    """Compare a few tokens through the cache with a plain forward pass. Returns the bytes of the cache for a token.
 
     The test has two rows of different length, and decodes the last three tokens of each row singly. Raises ConfigError
     if the results differ.
@@ -125,7 +128,7 @@ def measure(model: Any, context: int) -> int:
 
 
 def _probe_length(config: Any, context: int) -> int:
-    """The length of the test: a few tokens, or more if the model has a small window."""
+    """The number of tokens in the test: a few, or more if the model has a small window."""
     windows = [window for name in _WINDOWS if isinstance(window := getattr(config, name, None), int)]
     small = max((window for window in windows if window <= 256), default=0)
     return min(context, max(12, small + 6))

@@ -1,4 +1,5 @@
-"""Grammars decide on the allowed next tokens. xgrammar, also used by SGLang, is imported with the first grammar."""
+"""Grammars restrict the next token of a response. xgrammar, which SGLang uses, too, is imported with the first
+grammar."""
 
 from __future__ import annotations
 
@@ -16,49 +17,48 @@ from agentrl.errors import EngineError, RequestError
 from agentrl.render.read.lexer import is_tag
 
 CACHE_BYTES = 256 << 20
-"""Memory for compiled grammars."""
+"""The most bytes of compiled grammars in the cache."""
 _NO_TEXT = b"\xff"
-"""No character in UTF-8 begins with this byte. A mark with this byte before the text is never part of a string
-in JSON.
-"""
+"""A byte with which no UTF-8 character begins. A mark (such as `<tool_call>`) whose text follows this byte is never
+part of a string in JSON."""
 
 
 class GrammarState:
-    """The position of one answer in the grammar."""
+    """The position of a response in its grammar."""
 
     def __init__(self, matcher: Any) -> None:
         self.matcher = matcher
 
     @property
     def ended(self) -> bool:
-        """Whether a token has ended the answer."""
+        """Whether a token has ended the response."""
         return bool(self.matcher.is_terminated())
 
     def write(self, words: torch.Tensor, row: int) -> bool:
-        """Write the allowed tokens as bits into a row of `words`. False if all tokens are allowed."""
+        """Write the allowed tokens as bits into a row of `words`. Returns False if all tokens are allowed."""
         return bool(self.matcher.fill_next_token_bitmask(words, row))
 
     def take(self, token: int) -> None:
-        """Go on by one token. Raises EngineError for a token outside the grammar."""
+        """Advance by a token. Raises EngineError for a token that the grammar does not allow."""
         if not self.matcher.accept_token(token):
             raise EngineError(f"token {token} was sampled, which the grammar of its request excludes")
 
 
 @dataclass(frozen=True, slots=True)
 class _Compiling:
-    """The xgrammar objects of one tokenizer."""
+    """The xgrammar objects for a tokenizer."""
 
     compiler: Any
     matcher: Any
-    """The class of states."""
+    """The xgrammar class of a position in a grammar."""
     marks: frozenset[int]
 
 
 class Grammars:
-    """Compiles structural tags of xgrammar for one model, and caches the results. Threads may share the cache.
+    """Compiles structural tags of xgrammar for a model, and caches the results. Threads may share the cache.
 
-    A mark such as `<tool_call>` follows only where a grammar names the mark's token, or in free text (`any_text`). In
-    other places, a reader of the answer would take plain text for a mark.
+    A mark such as `<tool_call>` is allowed only where a grammar names the token of the mark, or in free text
+    (`any_text`). In other places, a reader of the response would take plain text for a mark.
     """
 
     def __init__(self, tokenizer: Any, vocabulary: int, eos: frozenset[int]) -> None:
@@ -68,16 +68,16 @@ class Grammars:
         self._compiling: _Compiling | None = None
         self._keeping = threading.Lock()
         self.cache: OrderedDict[str, Any] = OrderedDict()
-        """Compiled grammars by tag. The most recently used tag is last."""
+        """Structural tag -> compiled grammar. The most recently used tag is last."""
 
     def begin(self, sampling: Sampling) -> GrammarState:
-        """The state of an answer without tokens.
+        """The position of a response without tokens.
 
-        Where the grammar allows an end, eos and stop tokens may follow. A stop token made of text, or named by the
-        grammar, may only follow as part of the form, and cuts off the form.
+        Where the grammar allows an end, eos and stop tokens are allowed. A stop token that is plain text, or that the
+        grammar names, is allowed only as part of the structure, and ends the response inside the structure.
 
-        Compiles the request's tag, if new. Raises RequestError for a tag not accepted by xgrammar, and without xgrammar
-        installed.
+        A new structural tag is compiled. Raises RequestError for a tag that xgrammar does not accept, and if xgrammar
+        is not installed.
         """
         tools = self.tools()
         tag = sampling.structural_tag or ""
@@ -140,7 +140,8 @@ class Grammars:
 
 
 def allowed(states: Sequence[GrammarState | None], logits: torch.Tensor) -> tuple[list[int], torch.Tensor]:
-    """The rows with tokens excluded by a grammar now, and the tokens allowed there, [rows, vocabulary]."""
+    """The rows in which a grammar excludes tokens now, and the tokens that are allowed in these rows, [rows,
+    vocabulary]."""
     grammar_rows = [row for row, state in enumerate(states) if state is not None]
     words = torch.full((len(grammar_rows), -(-logits.shape[-1] // 32)), -1, dtype=torch.int32)
     binding = [
@@ -153,7 +154,7 @@ def allowed(states: Sequence[GrammarState | None], logits: torch.Tensor) -> tupl
 
 
 def _named(form: Any) -> Iterator[int]:
-    """The tokens named as parts of a form."""
+    """The token ids that a structural tag names as parts of its structure."""
     if isinstance(form, dict):
         if form.get("type") == "token" and isinstance(form.get("token"), int):
             yield form["token"]
@@ -163,5 +164,5 @@ def _named(form: Any) -> Iterator[int]:
 
 
 def _words(exc: Exception) -> str:
-    """An xgrammar error without the place in xgrammar's source."""
+    """The text of an xgrammar error, without the place in xgrammar's source code."""
     return str(exc).strip().partition("is false: ")[2] or str(exc).strip().rpartition("] ")[2].partition(": ")[2]

@@ -1,4 +1,5 @@
-"""Images of a LocalEngine's rows: the model's inputs beside the tokens, and a proof that the model reads images."""
+"""Images in the requests of a LocalEngine: the model's inputs besides the tokens, and a test that the model reads
+images."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from agentrl.types import RenderedImage
 
 _REMEDY = "serve the model with SGLang and use the engine sglang"
 _TAIL = 3
-"""Tokens of each test row to decode singly."""
+"""The number of tokens of each test row that are decoded singly."""
 
 
 class ImageInputs:
@@ -30,7 +31,8 @@ class ImageInputs:
         self._vision, self._model = vision, model
 
     def place(self, request: GenerateRequest, images: Sequence[Image]) -> None:
-        """Expand the pads of a request's prompt, and note where each token is. Raises RequestError."""
+        """Replace each pad in a request's prompt by the tokens of its image, and store the position of each token.
+        Raises RequestError."""
         if request.input_ids[-1] == self._vision.pad:
             raise RequestError("the prompt ends with an image's pad: a template closes an image with a marker")
         try:
@@ -46,9 +48,9 @@ class ImageInputs:
     ) -> dict[str, Tensor]:
         """Arguments for the tokens `ids` of each row, from the row's start on. Empty without images in any row.
 
-        `position_ids` [3, rows, width]. With new images, `pixel_values` and `image_grid_thw` of all rows' images in
-        order, in the form of `Vision.tensors`. A piece holds an image whole or not at all; see `pieces`. Raises
-        RequestError for an unreadable image.
+        The arguments are `position_ids` [3, rows, width]. If `ids` contain images, they are also `pixel_values` and
+        `image_grid_thw` of all rows' images in order, as in `Vision.tensors`. No image may be only partly in `ids`; see
+        `pieces`. Raises RequestError for an unreadable image.
         """
         if not any(row.media for row in rows):
             return {}
@@ -85,9 +87,9 @@ def _positions(row: GenerateRequest, start: int, width: int) -> Tensor:
 
 
 def pieces(rows: Sequence[GenerateRequest], width: int, most: int) -> Iterator[tuple[int, int]]:
-    """Ranges of at most `most` tokens that cover `width` tokens after `computed` of each row. A range inside an image
-    is extended to the image's end. With several rows, `width` must be at most `most`.
-    """
+    """Ranges of at most `most` tokens that together cover `width` tokens of each row, after the tokens computed
+    already. A range that ends inside an image is extended to the image's end. With several rows, `width` must be at
+    most `most`."""
     start = 0
     while start < width:
         stop = min(start + most, width)
@@ -100,9 +102,8 @@ def pieces(rows: Sequence[GenerateRequest], width: int, most: int) -> Iterator[t
 
 
 def common_images(tokens: int, media: Sequence[RenderedImage], others: Sequence[RenderedImage]) -> int:
-    """The number of leading tokens with equal images, among `tokens` leading tokens equal in two prompts. Never ends
-    inside an image.
-    """
+    """The number of leading tokens of two prompts that are equal, with equal images. `tokens` is the number of equal
+    leading token ids. The result never ends inside an image."""
     for image, other in zip(media, others, strict=False):
         if image != other:
             tokens = min(tokens, image.start, other.start)
@@ -139,7 +140,7 @@ def prove_images(model: Any, vision: Vision, context: int, tolerance: float) -> 
 
 
 def probes(model: Any, vision: Vision, seed: int = 0) -> Iterator[GenerateRequest]:
-    """Rows with two, one and no images of noise, between a few tokens."""
+    """Test rows with two images, one image and no image, between a few tokens. The images are noise."""
     size = model.config.get_text_config().vocab_size
     first, second = _noise(seed, 90, 60), _noise(seed + 7, 40, 130)
     for number, images in enumerate(([first, second], [second], [])):
@@ -159,7 +160,7 @@ def _noise(seed: int, width: int, height: int) -> Image:
 
 
 def plain_logits(model: Any, vision: Vision, row: GenerateRequest) -> Tensor:
-    """The logits [tokens, vocabulary] of one forward pass, with the model's own positions."""
+    """The logits [tokens, vocabulary] of a single forward pass in which the model computes the positions itself."""
     ids = torch.tensor([row.input_ids], device=model.device)
     images: dict[str, Tensor] = {}
     if row.media:

@@ -1,4 +1,4 @@
-"""Memory for keys and values, writable by any Hugging Face causal LM."""
+"""Memory for keys and values, which any Hugging Face causal LM can write."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from transformers import Cache
 from agentrl.models.attention import without_cudnn
 
 Remembered: TypeAlias = list[torch.Tensor]
-"""The keys and values of one sequence: a tensor [heads, tokens, head size] for each layer. All keys come before all
-values.
-"""
+"""The keys and values of a sequence: a tensor [heads, tokens, head size] for each layer. All keys come before all
+values."""
 
 SMALL_BYTES = 256 << 20
-"""Blocks up to this size have ample room and are reused later. Larger blocks stay near the needed size."""
+"""The most bytes of a small block. Small blocks have ample room and are reused later. Larger blocks have little more
+than the needed size."""
 
 
 class CacheBlock(Cache):  # type: ignore[misc]
-    """Memory for sequences of similar length. A sequence is a row, and a token's column is the token's position.
+    """Memory for sequences of similar length. Each sequence is a row, and the column of a token is its position.
 
-    transformers' DynamicCache copies all keys and values at each step to append one column, and pads shorter rows on
-    the left. Here a step writes in place and needs no padding on the left. The keys and the values of each layer have
-    the shape [rows, heads, columns, head size]. Unwritten memory is zero: a mask hides unwritten memory, but zero times
-    NaN would still be NaN.
+    transformers' DynamicCache copies all keys and values at each step to append a column, and pads shorter rows on the
+    left. In a CacheBlock, a step writes in place and needs no padding on the left. The keys and the values of each
+    layer have the shape [rows, heads, columns, head size]. Unwritten memory is zero: a mask hides unwritten memory, but
+    zero times NaN would still be NaN.
     """
 
     def __init__(self, token_bytes: int = 0) -> None:
@@ -37,7 +37,7 @@ class CacheBlock(Cache):  # type: ignore[misc]
         self.columns = 0
 
     def measure(self) -> int:
-        """Bytes of one token in all layers. Known after a forward pass."""
+        """Bytes of a token in all layers. Known after a forward pass."""
         return sum(memory.shape[1] * memory.shape[3] * memory.element_size() for memory in self._all())
 
     @property
@@ -75,7 +75,7 @@ class CacheBlock(Cache):  # type: ignore[misc]
         self.rows, self.columns = rows, columns
 
     def select(self, first: int, stop: int, columns: torch.Tensor, end: int) -> CacheBlock:
-        """Set the place of the next forward pass.
+        """Set the place that the next forward pass reads and writes.
 
         The pass writes to `columns` [rows, tokens] of rows first..stop, and reads up to column `end`.
         """
@@ -86,9 +86,8 @@ class CacheBlock(Cache):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Called by each attention layer with [rows, heads, tokens, head size]. Returns all keys and values to attend
-        to.
-        """
+        """Store the new states [rows, heads, tokens, head size] of an attention layer, which calls this method. Returns
+        all keys and values that the layer must read."""
         if layer_idx == len(self._keys):
             shape = (self.rows, key_states.shape[1], self.columns)
             self._keys.append(key_states.new_zeros(*shape, key_states.shape[3]))
@@ -119,7 +118,7 @@ class CacheBlock(Cache):  # type: ignore[misc]
             memory[target, :, :tokens] = memory[source, :, :tokens]
 
     def wipe(self, row: int) -> None:
-        """Zero a row that may hold NaN."""
+        """Fill a row with zeros, because it may hold NaN."""
         for memory in self._all():
             memory[row] = 0
 
@@ -140,8 +139,8 @@ def run(
 ) -> torch.Tensor:
     """A forward pass of rows `first`... over `ids`. Row r begins at position starts[r]. Returns each row's last logits.
 
-    All rows of `ids` have one width. Padding on the right writes after the row's last token, at most in column `end`.
-    Later tokens overwrite the padding before any read. `images` are the arguments of `ImageInputs.of`.
+    All rows of `ids` have the same width. Padding on the right writes after the row's last token, at most in column
+    `end`. Later tokens overwrite the padding before any read. `images` are the arguments of `ImageInputs.of`.
     """
     device, dtype, width = model.device, model.dtype, len(ids[0])
     columns = (torch.tensor(starts, device=device)[:, None] + torch.arange(width, device=device)).clamp(max=end)

@@ -28,7 +28,8 @@ from agentrl.types import Generation, SamplingParams
 
 _PROGRAM = "from agentrl.engine.local.child import main; main()"
 _ERRORS: Mapping[str, type[EngineError | ConfigError]] = {"RequestError": RequestError, "ConfigError": ConfigError}
-"""Errors of the process raised under the same class here."""
+"""Class name -> the class of an error, for errors in the engine process that are raised with the same class in this
+process."""
 
 _member: ContextVar[int | None] = ContextVar("agentrl_process_member", default=None)
 
@@ -57,7 +58,7 @@ class ProcessEngine(AsyncClosing):
         vision: Vision | None = None,
     ) -> None:
         self.weight_version = "0"
-        """The name of the weights."""
+        """The version of the weights."""
         self._model, self._tokenizer, self._training = model, tokenizer, training
         self._max_batch, self._max_context, self._device = max_batch, max_context, device or training.device
         self._vision = vision
@@ -92,7 +93,7 @@ class ProcessEngine(AsyncClosing):
         return generation
 
     async def abort(self, rid: str | None = None) -> None:
-        """End one request, or all. See `LocalEngine.abort`."""
+        """End the request with the id `rid`, or all requests. See `LocalEngine.abort`."""
         if self._process is not None:
             await self._process.requests.answer("abort", rid)
 
@@ -111,7 +112,7 @@ class ProcessEngine(AsyncClosing):
         """Do nothing: the engine plays while the trainer learns."""
 
     async def wake(self) -> None:
-        """Start the process, if not started yet."""
+        """Start the process, unless it runs."""
         await self._started()
 
     @contextmanager
@@ -133,7 +134,7 @@ class ProcessEngine(AsyncClosing):
         return self._process
 
     async def _start(self) -> tuple[EngineProcess, int]:
-        """Give the process a folder with the model, and wait until the model is loaded."""
+        """Start the process with a folder that has the model, and wait until the model is loaded."""
         training, folder = self._training, self._training.folder / ".engine"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -173,7 +174,7 @@ class ProcessLockstep:
 
     @contextmanager
     def episode(self) -> Iterator[None]:
-        """Stay in this context while one episode uses the engine. Afterwards no wave waits for the episode."""
+        """An episode uses the engine inside this context. After that, no wave waits for the episode."""
         member = next(self._members)
         self._requests.tell("enter", member)
         token = _member.set(member)
@@ -184,13 +185,13 @@ class ProcessLockstep:
             self._requests.tell("leave", member)
 
     def begin_again(self) -> None:
-        """Announce that the current task's episode starts over. The episode counts from the next request on."""
+        """Report that the episode of the current task restarts. The episode counts again from its next request on."""
         if (member := _member.get()) is not None:
             self._requests.tell("again", member)
 
 
 class EngineProcess:
-    """The process, its log and its weights. Threads and event loops may share the object."""
+    """The engine process with its log and its weights. Threads and event loops may share the object."""
 
     def __init__(self, weights: SharedWeights, log: Path) -> None:
         self.weights, self._log = weights, log
@@ -226,5 +227,6 @@ def _read(answer: tuple[tuple[str, str] | None, Any]) -> Any:
 
 
 def _trained(model: Any) -> Mapping[str, torch.Tensor]:
-    """The trained parameters: all, or with LoRA the adapter's parameters. Tied parameters appear once."""
+    """The trained parameters, by name: all parameters, or with LoRA those of the adapter. Tied parameters appear
+    once."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}

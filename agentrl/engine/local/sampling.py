@@ -1,4 +1,4 @@
-"""Reads sampling parameters with SGLang's names, strictly, and draws tokens by the parameters."""
+"""Reads sampling parameters with SGLang's names, strictly, and draws tokens with these parameters."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ if TYPE_CHECKING:
     import torch
 
 _GREEDY_BELOW = 1e-6
-"""SGLang treats a smaller temperature as greedy (sampling_params.py, _SAMPLING_EPS)."""
+"""The temperature below which SGLang samples greedily (sampling_params.py, _SAMPLING_EPS)."""
 
 _MAX_TEMPERATURE = 1e6
-"""Far below this temperature all tokens are practically equally likely. JSON has no infinity."""
+"""The highest temperature. Far below it, all tokens are practically equally likely. JSON has no infinity."""
 
 _BLOCK = 256
-"""Tokens of one block, with probabilities summed first."""
+"""The number of tokens in a block of the vocabulary. The search for a token adds up the probabilities of blocks
+first."""
 _BELOW_ONE = 1 - 2**-52
 
 _NEVER = -1e4
-"""A logit bias that forbids a token: no logit outweighs it."""
+"""The logit bias from which a token is forbidden: no logit outweighs this bias."""
 
 _HARMLESS = frozenset(
     {"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "stream_interval", "custom_params"}
 )
-"""Parameters that change SGLang's display of text, not the sampling."""
+"""The parameters that change how SGLang displays text, and not the sampling."""
 
 _NEUTRAL: Mapping[str, Any] = {
     "n": 1,
@@ -39,26 +40,26 @@ _NEUTRAL: Mapping[str, Any] = {
     "presence_penalty": 0,
     "repetition_penalty": 1,
 }
-"""Parameters that change the distribution, unless they have this value."""
+"""Parameter -> its only allowed value. Any other value would change the distribution."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Checked parameters of one request."""
+    """The checked sampling parameters of a request."""
 
     seed: int
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
     max_new_tokens: int | None = None
-    """The most new tokens; None: up to the end of the context."""
+    """The most new tokens. None: the response may fill the context."""
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     forbidden: frozenset[int] = frozenset()
-    """Tokens forbidden by logit_bias."""
+    """The ids of tokens that logit_bias forbids."""
     structural_tag: str | None = None
-    """A grammar of xgrammar, as JSON, for the response."""
+    """A structural tag of xgrammar as JSON: the grammar of the response."""
 
     @property
     def greedy(self) -> bool:
@@ -71,7 +72,7 @@ class Sampling:
 
     @classmethod
     def read(cls, params: Mapping[str, Any]) -> Sampling:
-        """Check `params`. A None counts as absent. Without `sampling_seed` a random seed is drawn.
+        """Check `params`. A parameter that is None counts as absent. Without `sampling_seed` a random seed is drawn.
 
         Raises RequestError with the name of the parameter. An unknown parameter could change the distribution, and then
         the trainer would silently assume a wrong distribution.
@@ -104,7 +105,7 @@ class Sampling:
 
 
 class _Reader:
-    """Takes parameters out of a mapping, each with a check."""
+    """Reads parameters from a mapping, and checks each."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._values = values
@@ -149,7 +150,7 @@ class _Reader:
         return frozenset(value)
 
     def forbidden(self, name: str) -> frozenset[int]:
-        """The tokens of a logit_bias. A logit_bias may only forbid tokens."""
+        """The ids of the tokens that a logit_bias forbids. A logit_bias may only forbid tokens."""
         value = self._values.pop(name, {})
         try:
             biases = {int(token): float(bias) for token, bias in value.items()}
@@ -184,7 +185,7 @@ def uniform(seed: int, position: int) -> float:
 
 
 def _mix(value: int) -> int:
-    """A hash of 48 bits. A double holds more bits, so `uniform * total` stays below `total`."""
+    """A hash with 48 bits. A double has more bits, so `uniform * total` stays below `total`."""
     z = (value + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
@@ -194,7 +195,7 @@ def _mix(value: int) -> int:
 def draw(
     logits: torch.Tensor, samplings: Sequence[Sampling], positions: Sequence[int]
 ) -> tuple[list[int], list[float]]:
-    """Draw one token for each row of `logits` [rows, vocabulary]. Returns the tokens and their natural log-probs.
+    """Draw a token for each row of `logits` [rows, vocabulary]. Returns the tokens and their natural log-probs.
 
     The log-prob is defined as in SGLang (srt/layers/sampler.py): under softmax(logits / temperature), before top-k and
     top-p exclude tokens. At temperature 0 the log-prob is under softmax(logits). A row's token depends only on the
@@ -215,7 +216,7 @@ def draw(
 
 
 def _scaled(logits: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
-    """Logits over temperatures, in float32."""
+    """The logits divided by the temperatures, in float32."""
     import torch
 
     scaled = logits.float()
@@ -265,7 +266,8 @@ def _search(log_probs: torch.Tensor, samplings: Sequence[Sampling], points: torc
 
 
 def _truncate(probs: torch.Tensor, samplings: Sequence[Sampling]) -> None:
-    """Zero the tokens excluded by top-k or top-p. Both use the whole distribution, as in SGLang's torch sampler."""
+    """Set the probabilities of tokens that top-k or top-p exclude to zero. Both use the whole distribution, as in
+    SGLang's torch sampler."""
     import torch
 
     rows = [row for row, sampling in enumerate(samplings) if sampling.truncated]

@@ -1,4 +1,4 @@
-"""Weights in memory shared by two processes: the first process writes, the second copies the weights into a model."""
+"""Weights in memory that two processes share. A process writes the weights, and the other copies them into a model."""
 
 from __future__ import annotations
 
@@ -11,25 +11,27 @@ from dataclasses import dataclass
 import torch
 
 _ALIGNMENT = 64
-"""Bytes. Each tensor begins at a multiple."""
+"""Bytes of which the offset of each tensor is a multiple."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The place of one tensor."""
+    """The place of a tensor in the shared memory."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-    """The name in torch, such as bfloat16."""
+    """The type of the tensor, by torch's name, such as bfloat16."""
     offset: int
     """The offset in bytes."""
 
 
 class SharedWeights:
-    """Tensors in a file without a name, in memory where the system has such files. The file ends with the last process.
+    """Tensors in a file without a name, which is in memory if the system has such files. The file is freed when the
+    last process ends.
 
-    `descriptor` is the open file, inheritable by a child process. Callers ensure that no process reads during a write.
+    `descriptor` is the open file, which a child process can inherit. Callers ensure that no process reads during a
+    write.
     """
 
     def __init__(self, descriptor: int, slots: Sequence[Slot]) -> None:
@@ -39,7 +41,7 @@ class SharedWeights:
 
     @classmethod
     def like(cls, tensors: Mapping[str, torch.Tensor]) -> SharedWeights:
-        """Room for tensors of these shapes and types. Empty tensors get none."""
+        """A file with room for tensors of these shapes and types. Empty tensors need no room."""
         slots, offset = list[Slot](), 0
         for name, tensor in tensors.items():
             if tensor.numel():
@@ -50,7 +52,7 @@ class SharedWeights:
         return cls(descriptor, slots)
 
     def write(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copy the values of the slots' tensors, from any device."""
+        """Copy the values of these tensors to their slots, from any device."""
         with torch.no_grad():
             for name, view in self.tensors.items():
                 view.copy_(tensors[name])

@@ -1,4 +1,4 @@
-"""The worker thread of a LocalEngine: admits requests, steps the batch, and answers."""
+"""The worker thread of a LocalEngine: admits requests, steps the batch, and returns results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _end_threads() -> None:
 class BatchWorker:
     """Owns the batch and the thread, but holds no reference to the engine.
 
-    So an unused engine can be garbage-collected while the thread is alive. The collection ends the thread.
+    So an unused engine can be garbage-collected while the thread runs. The collection ends the thread.
     """
 
     def __init__(self, batch: Batch) -> None:
@@ -51,10 +51,10 @@ class BatchWorker:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._pausing = 0
-        """How many callers wait for the thread to pause between two steps."""
+        """The number of callers that wait for the thread to pause between two steps."""
 
     def submit(self, request: GenerateRequest) -> None:
-        """Queue a request. Starts the thread if the thread is missing or dead."""
+        """Queue a request. If the thread is missing or has ended, it is started."""
         self._check_process()
         with self._wake:
             if self._closed:
@@ -76,29 +76,28 @@ class BatchWorker:
             self._wake.notify()
 
     def stop(self) -> None:
-        """Ask the thread to end; does not wait for the end."""
+        """Ask the thread to end, and do not wait for its end."""
         if os.getpid() == self._pid:  # a forked process has no thread, and locks may be held forever
             with self._wake:
                 self._closed = True
                 self._wake.notify()
 
     def end(self, seconds: float) -> None:
-        """Ask the thread to end, and wait at most `seconds` for the end."""
+        """Ask the thread to end, and wait at most `seconds` for its end."""
         self.stop()
         if os.getpid() == self._pid and self._thread is not None:
             self._thread.join(seconds)
 
     async def close(self) -> None:
-        """End the thread, and wait for the end. Waiting and running requests raise EngineError."""
+        """End the thread, and wait for its end. Waiting and running requests raise EngineError."""
         self.stop()
         if os.getpid() == self._pid and (thread := self._thread) is not None:
             await asyncio.to_thread(thread.join)
 
     @contextmanager
     def between_steps(self) -> Iterator[Batch]:
-        """Hold the thread back from the next step. A lock is not enough, because the thread takes the lock again too
-        fast.
-        """
+        """While the context is open, the thread does no step. A lock alone is not enough, because the thread would take
+        the lock again too fast."""
         self._check_process()
         with self._wake:
             self._pausing += 1
@@ -167,7 +166,8 @@ class BatchWorker:
                 _settle(request, EngineError(error))
 
     def _collect(self) -> bool:
-        """Wait for requests and move requests allowed to begin to the backlog. False if the worker is closed."""
+        """Wait for requests, and move the requests that may begin to the backlog. Returns False if the worker is
+        closed."""
         with self._wake:
             while not self._closed:
                 if self._pausing:
@@ -190,14 +190,14 @@ class BatchWorker:
             return False
 
     def _drop_waiting(self) -> None:
-        """Answer aborted requests not begun yet, and drop requests without a caller."""
+        """Return results to aborted requests that have not begun, and remove requests without a caller."""
         for request in self.waiting:
             if request.aborted:
                 self._answer(Finished(request, "abort"))
         self.waiting = [request for request in self.waiting if not request.aborted and not request.abandoned]
 
     def _turn(self) -> None:
-        """Remove ended requests, admit new requests, then decode one token for each row."""
+        """Remove ended requests, admit new requests, then decode a token for each row."""
         for request in self.batch.requests:
             if request.aborted or request.abandoned:
                 self.batch.remove(request)

@@ -1,4 +1,5 @@
-"""SGLang's HTTP API: the client, a server with the same endpoints, and the format of the messages. Imports aiohttp."""
+"""SGLang's HTTP API: the client, a server with the same endpoints, and the format of requests and responses. Imports
+aiohttp."""
 
 from agentrl.engine.sglang.client import SGLangEngine
 

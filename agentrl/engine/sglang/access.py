@@ -1,4 +1,4 @@
-"""Decides who may use the server: everyone with the key, or without a key everyone but web pages (docs/serve.md)."""
+"""Decides who may use the server: everyone with the key, or without a key everyone except web pages (docs/serve.md)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from agentrl.errors import ConfigError
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _PUBLIC_PATHS = frozenset({"/health", "/health_generate"})
-"""Paths requested by routers and supervisors without a key and under any name. The answers reveal no secrets."""
+"""Paths that routers and supervisors request without a key and under any host name. The responses reveal no secrets."""
 _WEIGHTS = frozenset({"/update_weights_from_disk"})
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The rules of one server listening at `host`. Raises ConfigError for an invalid host or key."""
+    """The rules of a server that listens at `host`. Raises ConfigError for an invalid host or key."""
 
     host: str
     api_key: str | None = None
@@ -36,7 +36,7 @@ class Access:
             raise ConfigError("the API key must be printable ASCII without spaces, and not empty")
 
     def refusal(self, request: web.Request) -> tuple[int, str] | None:
-        """The status and reason of a refused request. None for an allowed request."""
+        """The status and the reason if the request is refused. None for an allowed request."""
         if request.path in _PUBLIC_PATHS:
             return None
         reason = self.refuse_page(request) if self.api_key is None else self._stranger(request, self.api_key)
@@ -54,9 +54,8 @@ class Access:
         )
 
     def refuse_page(self, request: web.BaseRequest) -> tuple[int, str] | None:
-        """The status and reason if a web page asks: a page could reach servers closed to the page's author.
-        Else None.
-        """
+        """The status and the reason if a web page sent the request, else None. A page could reach servers that its
+        author cannot reach."""
         host = request.headers.get("Host")
         if host is not None and not self._is_own_name(host):
             return 403, (
@@ -70,7 +69,8 @@ class Access:
         return None
 
     def _is_own_name(self, host_header: str) -> bool:
-        """Whether the header is an address or a name of this machine. A stranger could point any other name here."""
+        """Whether the Host header is an address or a name of this machine. A stranger could let any other name resolve
+        to this machine."""
         try:
             name = URL(f"http://{host_header}").host or ""
         except ValueError:
@@ -82,9 +82,8 @@ class Access:
 
 
 def exposure(host: str, api_key: str | None, may: str = "generate, abort and change the weights") -> str | None:
-    """A warning if people other than this machine's users can use the server, else None. `may`: the abilities of a
-    user.
-    """
+    """A warning if people other than this machine's users can use the server, else None. `may` is the text about what a
+    user of the server can do."""
     if api_key is not None or host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback):
         return None
     return (

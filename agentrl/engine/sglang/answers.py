@@ -1,6 +1,5 @@
-"""Reads and checks a server's answers. Only this module knows their common fields. Fields added to `meta_info` by
-slime's patches stay in `Generation.meta`.
-"""
+"""Reads and checks the responses of a server. Only this module knows the fields that all responses have. Fields that
+slime's patches add to `meta_info` stay in `Generation.meta`."""
 
 from __future__ import annotations
 
@@ -12,25 +11,24 @@ from agentrl.errors import EngineError
 from agentrl.types import FinishReason, Generation
 
 _TOKEN_IDS = 2**31
-"""The bound of token ids: tokenizers and tensors use 32 bits."""
+"""The upper bound of token ids: tokenizers and tensors use 32 bits."""
 _MAX_LOG_PROB = 1e-4
-"""Rounding may lift a log-prob this far above 0. A Trajectory allows the same."""
+"""The largest log-prob that counts as rounding of 0. A Trajectory has the same limit."""
 _MIN_LOG_PROB = -1e38
-"""A smaller number is infinite as a float32."""
+"""The smallest log-prob. A smaller number is infinite in float32."""
 _READ_FIELDS = frozenset({"output_token_logprobs", "input_token_logprobs"})
-"""Not copied to `Generation.meta`, because `tokens` and `log_probs` have the same data and each token would cost 200
-bytes.
-"""
+"""The fields that are not copied to `Generation.meta`: `tokens` and `log_probs` have the same data, and each token
+would take 200 bytes."""
 
 
 class _FieldError(ValueError):
-    """The value of a field is useless to a trainer."""
+    """The value of a field that a trainer could not use."""
 
 
 def read_generation(answer: bytes, where: str, vocab_size: int | None = None) -> Generation:
-    """Read and check an answer. Without `vocab_size`, any id of 32 bits is accepted.
+    """Read and check a response. Without `vocab_size`, any id of 32 bits is accepted.
 
-    Raises EngineError with the server and the field if a trainer could not use the answer.
+    Raises EngineError with the server and the field if a trainer could not use the response.
     """
     try:
         meta = _object(_object(json.loads(answer), "the answer").get("meta_info"), "meta_info")
@@ -54,7 +52,8 @@ def read_generation(answer: bytes, where: str, vocab_size: int | None = None) ->
 
 
 def error_message(answer: bytes) -> str:
-    """An error response's message: SGLang's {"error": {"message"}} or {"message"}, FastAPI's {"detail"}, or text."""
+    """The message of an error response: SGLang's {"error": {"message"}} or {"message"}, FastAPI's {"detail"}, or the
+    text."""
     try:
         content = json.loads(answer)
         for key in ("error", "message", "detail"):
@@ -135,7 +134,8 @@ def _version(value: Any) -> str | None:
 
 
 def _earlier_versions(spans: Any, tokens: int) -> tuple[tuple[str, int], ...]:
-    """All versions but the last of `weight_versions`, a list of the weights behind each token."""
+    """The versions of the weights that sampled the tokens, without the last version. Each version has the index after
+    its last token. `spans` is SGLang's list `weight_versions`."""
     if spans is None:
         return ()
     try:
@@ -153,7 +153,7 @@ def _earlier_versions(spans: Any, tokens: int) -> tuple[tuple[str, int], ...]:
 
 
 def _shown(value: Any) -> str:
-    """A short line for any value. Python cannot print integers of thousands of digits, or deep lists."""
+    """Any value as a short line. Python cannot print integers of thousands of digits, or deeply nested lists."""
     if isinstance(value, int) and abs(value) >= 2**128:
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, list | dict):

@@ -1,4 +1,5 @@
-"""Reads the bodies of requests to the server strictly. An unsupported field is refused by name, never ignored."""
+"""Reads the bodies of requests to the server strictly. An unsupported field is never ignored: the request is refused,
+and the error names the field."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ _GREEDY_BELOW = 1e-6  # SGLang's
 _NEVER = -1e4  # a logit bias stronger than any logit
 _MAX_TEMPERATURE = 1e6
 _STOPS, _STOP_CHARACTERS = 256, 65_536
-"""Limits, because every step of a request searches all stop strings and delays the other requests."""
+"""Limits on stop strings. _STOPS: their number. _STOP_CHARACTERS: the characters of all together. Every step of a
+request searches all stop strings, which delays the other requests."""
 
 # The parameters that an Engine obeys, with their types in JSON.
 _OBEYED: Mapping[str, tuple[type, ...]] = {
@@ -56,7 +58,7 @@ _UPDATE_HARMLESS = frozenset({"flush_cache", "is_async", "recapture_cuda_graph",
 
 
 def read_json(raw: bytes | bytearray) -> dict[str, Any]:
-    """The JSON object of a request. Raises RequestError."""
+    """The JSON object in the body of a request. Raises RequestError."""
     try:
         body = json.loads(raw, parse_constant=_refuse_constant)
     except RecursionError as exc:
@@ -70,7 +72,7 @@ def read_json(raw: bytes | bytearray) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class GenerateBody:
-    """The body of /generate, with either `text` or `input_ids`."""
+    """The body of a request to /generate, with either `text` or `input_ids`."""
 
     text: str | None
     input_ids: list[int] | None
@@ -79,11 +81,11 @@ class GenerateBody:
     return_logprob: bool
     stream: bool
     images: tuple[Image, ...] = ()
-    """One image for each pad token of `input_ids`."""
+    """The images. `input_ids` has a pad token for each."""
 
     @classmethod
     def read(cls, body: Mapping[str, Any], *, images: bool = False) -> Self:
-        """`images`: the engine takes images. Raises RequestError with the field's name."""
+        """Read a body. `images`: the engine takes images. Raises RequestError with the name of the wrong field."""
         _refuse_unserved(body, _SERVED | {"image_data"} if images else _SERVED, _HARMLESS, _DEFAULTS)
         text, input_ids = body.get("text"), body.get("input_ids")
         if text is not None and input_ids is not None:
@@ -104,14 +106,14 @@ class GenerateBody:
 
 @dataclass(frozen=True, slots=True)
 class UpdateBody:
-    """The body of /update_weights_from_disk."""
+    """The body of a request to /update_weights_from_disk."""
 
     model_path: str
     weight_version: str | None
 
     @classmethod
     def read(cls, body: Mapping[str, Any]) -> Self:
-        """Raises RequestError with the field's name."""
+        """Read a body. Raises RequestError with the name of the wrong field."""
         served = frozenset({"model_path", "weight_version"})
         _refuse_unserved(body, served, _UPDATE_HARMLESS, {"load_format": "auto"})
         path, version = body.get("model_path"), body.get("weight_version")
@@ -123,9 +125,8 @@ class UpdateBody:
 
 
 def read_sampling_params(values: Any, *, images: bool = False) -> SamplingParams:
-    """Read the parameters obeyed by an Engine. A null counts as absent, since slime sends nulls. For an engine that
-    takes `images`, logit_bias may forbid tokens: the tokens for media. Raises RequestError.
-    """
+    """Read the sampling parameters that an Engine obeys. A null counts as absent, since slime sends nulls. If the
+    engine takes `images`, logit_bias may forbid tokens, which are the tokens for media. Raises RequestError."""
     if not isinstance(values, dict | None):
         raise RequestError("sampling_params must be an object")
     params: dict[str, Any] = {"max_new_tokens": _MAX_NEW_TOKENS}
@@ -145,14 +146,14 @@ def read_sampling_params(values: Any, *, images: bool = False) -> SamplingParams
 
 
 def _is_idle(name: str, value: Any) -> bool:
-    """Whether an Engine obeys this parameter without any action."""
+    """Whether an Engine obeys this value of a parameter without doing anything."""
     if value is None or name in _TEXT_ONLY or _is_default(_PARAMETER_DEFAULTS, name, value):
         return True
     return name not in _OBEYED and _is_empty(value)
 
 
 def _forbids(logit_bias: Any) -> bool:
-    """Whether the bias only forbids tokens."""
+    """Whether a logit_bias only forbids tokens."""
     biases = logit_bias.values() if isinstance(logit_bias, dict) else ()
     return bool(biases) and all(type(bias) in (int, float) and bias <= _NEVER for bias in biases)
 
@@ -166,9 +167,8 @@ def _obeyed(name: str, value: Any) -> Any:
 
 
 def check_sampling_params(params: Mapping[str, Any]) -> None:
-    """Refuse values that no engine can obey. Some, such as top_k = 2**63, kill a worker of SGLang with all the worker's
-    requests. Unknown parameters are left to the engine. Raises RequestError.
-    """
+    """Raises RequestError for values that no engine can obey. Some, such as top_k = 2**63, kill a worker of SGLang with
+    all of its requests. Unknown parameters are left to the engine."""
     numbers = {name: value for name, value in params.items() if type(value) in (int, float)}
     _check_ranges({"max_new_tokens": 0, **numbers})
     if not -(2**63) <= (seed := numbers.get("sampling_seed", 0)) < 2**63:
@@ -228,9 +228,8 @@ def _token_ids(ids: Any) -> list[int]:
 
 
 def _images(image_data: Any) -> tuple[Image, ...]:
-    """`image_data`: a data URI, or a list of data URIs. SGLang also takes addresses, but this server fetches no
-    addresses.
-    """
+    """The images of `image_data`: a data URI, or a list of data URIs. SGLang also accepts URLs of images, but this
+    server fetches no URLs."""
     uris = [image_data] if isinstance(image_data, str) else image_data or []
     if not isinstance(uris, list) or not all(isinstance(uri, str) for uri in uris):
         raise RequestError("image_data must be a list of data URIs, one for each image (this server takes no batches)")
@@ -268,7 +267,7 @@ def _refuse_unserved(
 
 
 def _is_empty(value: Any) -> bool:
-    """Whether the value means "not given" in SGLang."""
+    """Whether SGLang treats the value as absent."""
     return value is None or value is False or (isinstance(value, str | list | dict) and not value)
 
 
@@ -277,7 +276,7 @@ def _is_default(defaults: Mapping[str, Any], name: str, value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """A short line for any value. Python cannot print integers of thousands of digits, or deep lists."""
+    """Any value as a short line. Python cannot print integers of thousands of digits, or deeply nested lists."""
     if isinstance(value, list | dict):
         return f"a {'list' if isinstance(value, list) else 'dict'} of {len(value)}"
     if isinstance(value, int) and not math.isfinite(_float(value)):

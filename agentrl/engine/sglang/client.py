@@ -33,17 +33,17 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ABORT_PAUSE_S = 0.05
-"""Seconds before an abort is sent again. The wait doubles each time."""
+"""Seconds before an abort is sent again. Each further pause is twice as long."""
 _WARN_S = 60.0
 """Seconds between two warnings about an unavailable server."""
 _ROUTING_KEY = "X-SMG-Routing-Key"
 _KEY_CHARACTERS = 1024
-"""The maximum length of a routing key, since servers limit headers."""
+"""The most characters of a routing key: servers limit the length of headers."""
 
 
 @dataclass(slots=True)
 class _Request:
-    """A call of `generate` in progress, with the data for `abort`."""
+    """A running call of `generate`, with the data that `abort` needs."""
 
     rid: str
     wire_rid: str = ""
@@ -59,7 +59,7 @@ class _Request:
             self.loop.call_soon_threadsafe(self._wake.set)
 
     async def pause(self, seconds: float) -> None:
-        """Wait, or return early on an abort."""
+        """Wait for `seconds`, or return early if the call is aborted."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
@@ -68,21 +68,23 @@ class _Request:
 class SGLangEngine(AsyncClosing):
     """Generates with an SGLang server or router at `url`. Safe to use from several event loops and threads.
 
-    `timeout` is in seconds, for the whole answer of one attempt. `retry_s` bounds the retries of an unavailable server:
-    after refused or lost connections and the statuses 408, 429, 500, 502, 503 and 504 a request is sent again for this
-    many seconds. Pauses between attempts are 0.5 s, 1 s, 2 s, ... at most 5 s, with up to 50 % random jitter, but never
-    less than the server's `Retry-After` (of at most 60 s). 0: one attempt.
+    `timeout` is the limit in seconds for the whole response to an attempt. `retry_s` bounds the retries of an
+    unavailable server: after refused or lost connections and the statuses 408, 429, 500, 502, 503 and 504 a request is
+    sent again for this many seconds. Pauses between attempts are 0.5 s, 1 s, 2 s, ... at most 5 s, with up to 50 %
+    random jitter, but never less than the server's `Retry-After` (of at most 60 s). With `retry_s` 0, there is a single
+    attempt.
 
     `api_key` is sent as `Authorization: Bearer`. The default is the environment variable AGENTRL_API_KEY. A user name
-    and password in the URL are sent as Basic instead. `ca` is a PEM file with the certificates to trust, for a server
-    without a certificate signed by a known authority. The environment variable SSL_CERT_FILE does the same.
+    and password in the URL are sent as Basic authentication instead. `ca` is a PEM file with the certificates to trust,
+    for a server without a certificate signed by a known authority. The environment variable SSL_CERT_FILE does the
+    same.
 
-    With `vocab_size`, a token id beyond the vocabulary in a prompt or answer is an error. Without `vocab_size`, any id
-    of 32 bits is accepted. `extra` holds more fields for the request body, such as `{"return_routed_experts": True}`.
-    Their results are in `Generation.meta`, SGLang's `meta_info` without the log-probs.
+    With `vocab_size`, a token id beyond the vocabulary in a prompt or response is an error. Without `vocab_size`, any
+    id of 32 bits is accepted. `extra` holds more fields for the request body, such as `{"return_routed_experts":
+    True}`. The results of these fields are in `Generation.meta`, which is SGLang's `meta_info` without the log-probs.
 
-    Requests of a session carry the header X-SMG-Routing-Key. A router uses the header to send a session to a single
-    worker with a warm cache.
+    Requests of a session have the header X-SMG-Routing-Key. By this header a router sends all requests of a session to
+    the same worker, whose cache has the session's prefix.
     """
 
     takes_images = True
@@ -108,10 +110,11 @@ class SGLangEngine(AsyncClosing):
         self._retry_s = retry_s
         self._warned = -math.inf
         self.stopped: Callable[[], bool] = lambda: False
-        """A host's flag. While set, no request is repeated: requests waiting for the server return "abort"."""
+        """A function that returns the trainer's abort flag. While the flag is set, no request is repeated: requests
+        that wait for the server return "abort"."""
         self._vocab_size = vocab_size
         self.extra: Mapping[str, Any] = dict(extra or {})
-        """More fields for the body of each later request."""
+        """Further fields for the body of each later request."""
         self._history = HistoryEncoder(vocab_size=vocab_size)
         self._connections = Connections(address, limit=max_connections, ca=ca)
         self._workers = Workers(self._connections)
@@ -130,11 +133,11 @@ class SGLangEngine(AsyncClosing):
         extra: Mapping[str, Any] | None = None,
     ) -> Generation:
         """Continue `input_ids`, with one pad token for each image. Sampling parameters are passed on unchanged, except
-        values that no engine can obey. `extra` adds fields to this request alone.
+        values that no engine can obey. `extra` adds fields to the body of this request alone.
 
-        Generating twice costs time but changes no state, so an attempt without an answer is repeated. A refusal (of an
-        over-long prompt, for example) is final and raises RequestError with SGLang's message. Cancellation and time-out
-        abort the request at the worker before the exception is raised.
+        Generating twice costs time but changes no state, so an attempt without a response is repeated. A refusal (of a
+        prompt that is too long, for example) is final and raises RequestError with SGLang's message. Cancellation and
+        time-out abort the request at the worker before the exception is raised.
         """
         check_sampling_params(sampling_params)
         more = {**self.extra, **(extra or {})}
@@ -182,7 +185,7 @@ class SGLangEngine(AsyncClosing):
         more: Mapping[str, Any],
         headers: Mapping[str, str],
     ) -> Sequence[bool]:
-        """For each token, whether a grammar has changed the probability. All True if the server cannot tell."""
+        """For each token, whether a grammar has changed its probability. All True if the server cannot tell."""
         unknown = [True] * len(generation.tokens)
         if not is_comparable(generation, sampling_params, images):
             return unknown
@@ -204,7 +207,8 @@ class SGLangEngine(AsyncClosing):
         return await patiently(attempt, self._retry_s, wait=wait, ended=ended, note=self._note_away)
 
     def _note_away(self, exc: UnavailableError) -> None:
-        """Warn of an outage. Thousands of requests may wait, so the rest is logged as INFO."""
+        """Log an outage of the server. Thousands of requests may wait, so a warning is logged once in _WARN_S, and
+        other lines as INFO."""
         now = time.monotonic()
         level = logging.WARNING if now - self._warned >= _WARN_S else logging.INFO
         self._warned = now if level == logging.WARNING else self._warned
@@ -228,8 +232,8 @@ class SGLangEngine(AsyncClosing):
         """End the requests of this rid, or all requests of the workers, including requests of other clients. Never
         raises.
 
-        An abort may overtake the request, for example in a router's queue, and the worker then forgets the abort. So
-        the abort is sent again until the requests of this engine are gone, for at most 5 s.
+        An abort may arrive before the request, for example if the request waits in a router's queue. The worker then
+        forgets the abort. So the abort is sent again until the requests of this engine are gone, for at most 5 s.
         """
         requests = [request for request in list(self._requests.values()) if rid in (None, request.rid)]
         for request in requests:
@@ -243,7 +247,7 @@ class SGLangEngine(AsyncClosing):
             commands = [{"rid": request.wire_rid} for request in requests if not request.gone]
 
     def forget(self, session_id: str) -> None:
-        """Drop the memory of an ended session."""
+        """Delete the stored tokens of an ended session."""
         self._history.forget(session_id)
 
     def let_go(self) -> None:
@@ -252,10 +256,11 @@ class SGLangEngine(AsyncClosing):
             request.abort()
 
     async def context_length(self) -> int:
-        """The longest sequence accepted by every living worker, in tokens, from their /server_info. Asked once.
+        """The most tokens of a sequence that every running worker accepts, from the workers' /server_info. The workers
+        are asked once.
 
-        Waits for an unavailable server as `generate` does. Raises EngineError if no worker answers by then, or an
-        answer lacks the length.
+        Waits for an unavailable server as `generate` does. Raises EngineError if no worker responds by then, or if a
+        response lacks the length.
         """
         if self._context_length is None:
             length = await self._patiently(self._workers.context_length)
@@ -271,7 +276,7 @@ class SGLangEngine(AsyncClosing):
         await self._connections.close()
 
     async def _abandon(self, wire_rid: str) -> None:
-        """End a request without a caller. A second cancellation does not stop the end."""
+        """End a request whose caller is gone. A second cancellation does not interrupt this."""
         task = asyncio.create_task(self._workers.abort({"rid": wire_rid}))
         self._abandoned.add(task)
         task.add_done_callback(self._abandoned.discard)
@@ -279,7 +284,7 @@ class SGLangEngine(AsyncClosing):
 
 
 def _body(history: list[bytes], fields: Mapping[str, Any]) -> bytes:
-    """`{"input_ids": [...], **fields}` as JSON, with already encoded ids."""
+    """The JSON text `{"input_ids": [...], **fields}`. `history` has the ids, already encoded."""
     try:
         rest = json.dumps(fields)[1:].encode()
     except (TypeError, ValueError) as exc:
@@ -294,14 +299,14 @@ def _routing_key(session_id: str) -> str:
 
 
 GRAMMARS = frozenset({"json_schema", "regex", "ebnf", "structural_tag"})
-"""SGLang's sampling parameters for grammars."""
+"""The names of SGLang's sampling parameters for grammars."""
 
 
 def is_comparable(generation: Generation, sampling_params: Mapping[str, Any], images: Sequence[Image]) -> bool:
-    """Whether the tokens can be scored without the grammar. A score is at temperature 1, and of a single set of
-    weights.
+    """Whether the tokens can be scored without the grammar. The log-probs of such a score are at temperature 1, and
+    under a single version of the weights.
 
-    With images, tokens for media must have been forbidden: a sampled media token would stand for one image more.
+    With images, tokens for media must have been forbidden: a sampled media token would stand for a further image.
     """
     whole = generation.finish_reason != "abort" and not generation.earlier_versions
     forbidden = sampling_params.get("logit_bias") or {}
@@ -312,9 +317,11 @@ def is_comparable(generation: Generation, sampling_params: Mapping[str, Any], im
 def scoring_body(
     prompt: Sequence[int], generation: Generation, images: Sequence[Image], fields: Mapping[str, Any]
 ) -> bytes:
-    """The request to score the tokens of a generation. `fields` select the policy, such as a LoRA adapter.
+    """The body of a request for the log-probs of a generation's tokens. `fields` select the policy, such as a LoRA
+    adapter.
 
-    `prompt` has one pad for each image. SGLang expands the pads, so SGLang counts the prompt's tokens.
+    `prompt` has a single pad token for each image. SGLang replaces each pad by the tokens of its image, so only SGLang
+    knows the number of the prompt's tokens.
     """
     length = generation.meta.get("prompt_tokens") if images else None
     body = {
@@ -330,7 +337,8 @@ def scoring_body(
 
 
 def constrained(generation: Generation, answer: bytes) -> list[bool]:
-    """For each token, whether the grammar has changed the probability. All True if the answer does not tell."""
+    """For each token, whether the grammar has changed its probability, by the scores in the response. All True if the
+    response has no scores."""
     count = len(generation.tokens)
     try:
         meta = json.loads(answer)["meta_info"]

@@ -1,6 +1,5 @@
-"""HTTP to a server and the server's workers: one aiohttp session for each event loop, credentials, certificates,
-errors.
-"""
+"""HTTP to a server and the server's workers: an aiohttp session for each event loop, credentials, certificates,
+errors."""
 
 from __future__ import annotations
 
@@ -33,28 +32,29 @@ T = TypeVar("T")
 
 API_KEY_VARIABLE = "AGENTRL_API_KEY"
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
-"""The statuses of overload, restarts and gateways. Any other error status is final."""
+"""The HTTP statuses of overload, restarts and gateways, after which a request is repeated. Any other error status is
+final."""
 _REQUEST_AT_FAULT = frozenset({400, 413, 422})
-"""The statuses that blame the request itself."""
+"""The HTTP statuses that blame the request itself."""
 _CONNECT_S = 30.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
 _ATTEMPT_S = 30.0
-"""A failed attempt counts at most this much as time without a server. In a longer attempt, the server was answering."""
+"""The most seconds of a failed attempt that count as time without a server. During a longer attempt, the server was
+working."""
 _CLOSE_S = 5.0
 _NONE: Mapping[str, str] = {}
 
 
 class UnavailableError(EngineError):
-    """This attempt got no answer, but a retry may succeed. `retry_after` is the wait in seconds requested by the
-    server.
-    """
+    """An attempt got no response, but a retry may succeed. `retry_after` is the number of seconds that the server asks
+    to wait."""
 
     retry_after: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The URL of a server and the credentials. `url` holds no credentials, so errors and logs may show `url`."""
+    """The URL of a server, and the credentials. `url` contains no credentials, so errors and logs may show `url`."""
 
     url: str
     headers: Mapping[str, str]
@@ -77,7 +77,7 @@ class Address:
 
 
 def _parsed(url: str, visible_url: str) -> URL:
-    """The URL of a server. Raises ConfigError with `visible_url` in the message."""
+    """The URL of a server, parsed. Raises ConfigError with `visible_url` in its message."""
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"engine url {visible_url!r} must start with http:// or https://")
     try:
@@ -97,7 +97,7 @@ def without_credentials(url: str) -> str:
 class Connections:
     """Sends requests from several event loops and threads.
 
-    slime runs training and evaluation on two event loops in one process, each with a separate session. `_session`
+    slime runs training and evaluation on two event loops in the same process, each with a separate session. `_session`
     closes the sessions of closed loops, `close` closes the rest.
 
     Without `keep_alive` each request has a separate connection: a server may close an idle connection at the very
@@ -113,7 +113,7 @@ class Connections:
         self._closed = False
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str], timeout_s: float) -> bytes:
-        """Send a POST and return the body of an answer with status 200.
+        """Send a POST request, and return the body of a response with status 200.
 
         Raises UnavailableError if a retry may help, TimeoutError after `timeout_s`, RequestError if the request is at
         fault, and EngineError for every other problem.
@@ -121,7 +121,7 @@ class Connections:
         return await self._ask("POST", url, timeout_s, body, headers)
 
     async def get(self, url: str, timeout_s: float) -> bytes:
-        """Send a GET. Raises the same errors as `post`."""
+        """Send a GET request. Raises the same errors as `post`."""
         return await self._ask("GET", url, timeout_s)
 
     async def _ask(
@@ -180,8 +180,8 @@ async def patiently(
 ) -> T | None:
     """The result of an attempt, repeated for `retry_s` seconds while the server is unavailable.
 
-    None if `ended` is true before a result. `wait` is called for each pause, and `note` before it. Raises EngineError
-    after the last attempt.
+    Returns None if `ended` returns true before an attempt succeeds. `wait` is called for each pause, and `note` before
+    each pause. Raises EngineError after the last attempt.
     """
     away = 0.0
     for number in count(1):
@@ -207,7 +207,7 @@ async def patiently(
 
 
 async def _close(loop: asyncio.AbstractEventLoop, session: aiohttp.ClientSession) -> None:
-    """Close a session, whatever the state of the session's loop. Only the session's own loop may close the session."""
+    """Close a session in any state of its event loop. A session may be closed only in its own loop."""
     try:
         if loop.is_closed() or loop is asyncio.get_running_loop():
             await session.close()

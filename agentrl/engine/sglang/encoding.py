@@ -1,4 +1,4 @@
-"""Encodes growing conversations as JSON without encoding old tokens again."""
+"""Encodes growing conversations as JSON without encoding earlier tokens again."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from agentrl.trajectory.segment import TokenIds
 
 @dataclass(slots=True)
 class _Sent:
-    """The ids sent by a session, and their JSON in pieces. All pieces but the first begin with a comma."""
+    """The ids that a session has sent, and their JSON in pieces. All pieces but the first begin with a comma."""
 
     ids: array[int] = field(default_factory=lambda: array("i"))
     """The trajectory's array itself, or a copy of the ids."""
     count: int = 0
-    """How many of `ids` were sent."""
+    """The number of `ids` that were sent."""
     pieces: list[bytes] = field(default_factory=list)
     used_at: float = 0.0
 
     def extend(self, ids: array[int], vocab_size: int | None) -> bool:
-        """Add the new ids. False if the known ids are not a prefix of `ids`."""
+        """Add the new ids. Returns False if the ids sent so far are not the beginning of `ids`."""
         count = self.count
         if ids is not self.ids and ids[:count] != self.ids[:count]:
             return False
@@ -41,13 +41,13 @@ class _Sent:
 
 
 class HistoryEncoder:
-    """`input_ids` as JSON, at the cost of the new tokens. Safe to share between threads.
+    """Encodes `input_ids` as JSON, at the cost of the new tokens alone. Safe to share between threads.
 
-    An agent's turn adds some hundred tokens to some ten thousand, but SGLang's request holds all tokens. `json.dumps`
-    spends 80 ns on each token: 6 ms of the event loop for 70,000 tokens, on every turn of every episode. So the encoder
-    stores the bytes of each session and encodes only new ids. A trajectory's ids only grow (`TokenIds`), so the same
-    array needs no second look. All ids of any other sequence are compared with a copy of the ids sent before. So a
-    restarted or rewritten session is encoded again in full and never wrongly.
+    A turn of an agent adds some hundred tokens to some ten thousand, but a request to SGLang contains all tokens.
+    `json.dumps` spends 80 ns on each token: 6 ms of the event loop for 70,000 tokens, on every turn of every episode.
+    So the encoder stores the bytes of each session and encodes only new ids. A trajectory's ids only grow (`TokenIds`),
+    so an array that was sent before needs no comparison. Any other sequence is compared with a copy of the ids sent
+    before. So a session that was restarted or rewritten is encoded again in full, and never wrongly.
 
     A token takes 6 bytes of memory, and 4 more for the copy. Sessions are dropped by `forget`, and after `idle_s`
     seconds without use. Above `max_tokens`, the least recently used sessions are dropped. With `vocab_size`, new ids
@@ -81,12 +81,12 @@ class HistoryEncoder:
             return list(sent.pieces)
 
     def forget(self, session_id: str) -> None:
-        """Drop an ended session."""
+        """Delete the stored ids of an ended session."""
         with self._lock:
             self._pop(session_id)
 
     def __len__(self) -> int:
-        """The number of kept sessions."""
+        """The number of stored sessions."""
         return len(self.sent)
 
     def _trim(self) -> None:
@@ -105,7 +105,8 @@ class HistoryEncoder:
 
 
 def _check(ids: array[int], vocab_size: int | None) -> None:
-    """Check ids against the vocabulary. SGLang does not, and an id outside the embedding may kill the worker."""
+    """Raises RequestError for ids outside the vocabulary. SGLang does not check ids, and such an id may kill the
+    worker."""
     if vocab_size is not None and not 0 <= min(ids) <= max(ids) < vocab_size:
         wrong = next(token for token in ids if not 0 <= token < vocab_size)
         raise RequestError(
@@ -114,7 +115,7 @@ def _check(ids: array[int], vocab_size: int | None) -> None:
 
 
 def _json(ids: array[int]) -> bytes:
-    """The ids with commas between. pydantic's writer takes a tenth of the time of `json.dumps`."""
+    """The ids as text, separated by commas. pydantic's writer takes a tenth of the time of `json.dumps`."""
     return to_json(ids.tolist())[1:-1]
 
 

@@ -1,4 +1,4 @@
-"""Asks an SGLang server for the model's log-probs of given tokens: a teacher scores a student's samples."""
+"""Asks an SGLang server for the model's log-probs of tokens. In this way a teacher scores a student's samples."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ async def score(
     media: Sequence[RenderedImage] = (),
     retry_s: float,
 ) -> Sequence[float]:
-    """The log-probs [count] of the last `count` of these tokens at temperature 1: SGLang divides only sampled logits by
-    a temperature. `url` is the server's /generate. `media` are the images of the tokens; their pads have 0.0.
+    """The log-probs [count] of the last `count` of these tokens, at temperature 1: SGLang divides only sampled logits
+    by a temperature. `url` is the server's /generate. `media` are the images among the tokens. The tokens of images get
+    0.0.
 
-    A server that is away is asked again for `retry_s` seconds. Raises EngineError or TimeoutError without an answer
-    with a finite number for each token. Raises EngineError for a server that reads images in a different number of
-    tokens.
+    Requests to an unavailable server are repeated for `retry_s` seconds. Raises EngineError or TimeoutError without a
+    response that has a finite number for each token. Raises EngineError if the server reads an image in a different
+    number of tokens.
     """
     if not count:
         return []
@@ -47,9 +48,10 @@ async def score(
 
 
 def _log_probs(scored: Sequence[Any], tokens: Sequence[int], count: int, pads: Set[int]) -> list[float]:
-    """The log-probs [count] of the last tokens; 0.0 for pads, as servers write any token in place of a pad.
+    """The log-probs [count] of the last tokens. The tokens of images (pads) get 0.0, because servers return any token
+    in their place.
 
-    Raises EngineError unless the answer has a finite number for every token except pads.
+    Raises EngineError unless the response has a finite number for every token except pads.
     """
     first = len(tokens) - count
     text_places = [i for i in range(count) if first + i not in pads]
@@ -65,7 +67,7 @@ def _log_probs(scored: Sequence[Any], tokens: Sequence[int], count: int, pads: S
 
 
 async def texts_of(connections: Connections, url: str, tokens: Sequence[int], *, retry_s: float) -> Sequence[str]:
-    """The tokens' texts, decoded by the server's tokenizer. Raises as `score` does."""
+    """The tokens' texts, decoded by the server's tokenizer. Raises the errors of `score`."""
     scored = await _ask(connections, url, {"input_ids": list(tokens), "return_text_in_logprobs": True}, retry_s)
     texts = [entry[2] for entry in scored if isinstance(entry, list) and len(entry) > 2 and isinstance(entry[2], str)]
     if len(texts) != len(tokens):
@@ -74,7 +76,7 @@ async def texts_of(connections: Connections, url: str, tokens: Sequence[int], *,
 
 
 async def _ask(connections: Connections, url: str, fields: Mapping[str, Any], retry_s: float) -> Sequence[Any]:
-    """`input_token_logprobs` of the answer: log-prob, id and text of each token."""
+    """The `input_token_logprobs` of the response: the log-prob, id and text of each token."""
     body = {
         **fields,
         "sampling_params": {"temperature": 1.0, "max_new_tokens": 0, "skip_special_tokens": False},

@@ -1,6 +1,6 @@
 """Serves any Engine with SGLang's HTTP endpoints, for clients of SGLang.
 
-`text` in answers holds all sampled tokens, as in SGLang with no_stop_trim and without skip_special_tokens. Sampling
+`text` in responses has all sampled tokens, as in SGLang with no_stop_trim and without skip_special_tokens. Sampling
 parameters that an Engine cannot obey are refused, not ignored.
 """
 
@@ -28,17 +28,17 @@ from agentrl.types import Generation, SamplingParams
 _log = logging.getLogger(__name__)
 
 _BODY_BYTES = 32 << 20
-"""The limit of a body: about three million token ids."""
+"""The most bytes of a request's body: about three million token ids."""
 _IMAGE_BODY_BYTES = 128 << 20
-"""The limit of a body for an engine that takes images: the ids, and the 64 MiB of images that an episode may show by
-default, as base64.
-"""
+"""The most bytes of a request's body if the engine takes images: the ids, and as base64 the 64 MiB of images that an
+episode may show by default."""
 _TOKEN_CHARACTERS = 256
-"""More characters than any token has, even a run of spaces. A text longer than this times the context is refused."""
+"""The most characters of a token, with a margin: a run of spaces may be a token. A text that is longer than this number
+times the context is refused."""
 
 
 class _EngineServer:
-    """One engine with the running requests."""
+    """An engine with its running requests."""
 
     def __init__(
         self,
@@ -52,12 +52,13 @@ class _EngineServer:
         self._encode = encode
         self._decode = decode
         self._running: dict[str, int] = {}
-        """Prompt tokens of each request, by rid."""
+        """Request id -> the number of its prompt tokens."""
         # A thread, so a long text does not block the server. A single thread, so the tokenizer has one user.
         self._encoding = ThreadPoolExecutor(1, "agentrl-tokenizer")
         self._paused = False
         self._waiting: dict[str, asyncio.Future[bool]] = {}
-        """Requests received while generation was paused. True starts a request, False aborts a request."""
+        """Request id -> a future, for requests that arrived while generation was paused. The result True starts the
+        request, False aborts it."""
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -135,7 +136,7 @@ class _EngineServer:
         return ids
 
     async def _fit(self, prompt: int, sampling_params: SamplingParams) -> None:
-        """Check lengths with SGLang's rule and messages. Over-long requests are not shortened."""
+        """Check lengths with SGLang's rule and messages. A request that is too long is refused, not shortened."""
         context, new = await self._engine.context_length(), sampling_params["max_new_tokens"]
         if prompt >= context:
             raise RequestError(
@@ -149,7 +150,8 @@ class _EngineServer:
             )
 
     def _answer(self, generation: Generation, rid: str, prompt: int | None, return_logprob: bool) -> dict[str, Any]:
-        """`prompt` counts the prompt's tokens, including the tokens of images. None: the engine does not tell."""
+        """The response for a generation. `prompt` is the number of the prompt's tokens, including the tokens of images;
+        None if the engine does not report this number."""
         tokens = list(generation.tokens)
         finish: dict[str, Any] = {"type": generation.finish_reason}
         match generation.finish_reason:
@@ -203,9 +205,8 @@ class _EngineServer:
         )
 
     async def workers(self, request: web.Request) -> web.Response:
-        """A router's list of workers, with this server as the only worker. So one address serves as router and
-        worker.
-        """
+        """Return the list of workers that a router has, with this server as the only worker. So the same address serves
+        as router and worker."""
         url = str(request.url.origin())
         worker = {"id": url, "url": url, "model_id": self._model_name, "worker_type": "regular", "is_healthy": True}
         return web.json_response({"workers": [worker], "total": 1})
@@ -258,7 +259,8 @@ class _EngineServer:
         return web.json_response({"message": "Generation continued successfully.", "status": "ok"})
 
     async def flush_cache(self, request: web.Request) -> web.Response:
-        """Answer without any action, as clients need an answer. An Engine itself drops cache entries of old weights."""
+        """Return success and do nothing, because clients need a response. An Engine itself drops cache entries of old
+        weights."""
         return web.Response(text="Cache flushed.\n")
 
     async def update_weights_from_disk(self, request: web.Request) -> web.Response:
@@ -288,7 +290,7 @@ class _EngineServer:
 
 
 async def _read(request: web.Request, most: int) -> bytes | bytearray:
-    """The body. `request.read` would hold the body in memory until the answer."""
+    """The body of a request. `request.read` would hold the body in memory until the response."""
     if not request.can_read_body:  # a middleware has read it
         return await request.read()
     body = bytearray()
@@ -301,9 +303,8 @@ async def _read(request: web.Request, most: int) -> bytes | bytearray:
 
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn errors into SGLang's form. 400 blames the request, so clients do not repeat the request. 500 blames the
-    engine.
-    """
+    """Turn errors into SGLang's form. Status 400 blames the request, so clients do not repeat it. Status 500 blames the
+    engine."""
     try:
         return await handler(request)
     except (RequestError, ConfigError) as exc:
@@ -321,7 +322,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 async def _stream(request: web.Request, answer: Mapping[str, Any]) -> web.StreamResponse:
-    """Answer with server-sent events. An Engine answers in one piece, so the stream has a single event."""
+    """Respond with server-sent events. An Engine returns a whole response, so the stream has a single event."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
     await response.write(b"data: " + json.dumps(answer).encode() + b"\n\ndata: [DONE]\n\n")
@@ -338,10 +339,10 @@ def create_app(
     host: str = "127.0.0.1",
     api_key: str | None = None,
 ) -> web.Application:
-    """The endpoints as an aiohttp application. The caller owns the engine and must close the engine.
+    """The endpoints as an aiohttp application. The caller owns the engine, and must close it.
 
     Run the application with `handler_cancellation=True`, as `running_server` does. Otherwise the generation of a
-    disconnected client runs on. Without `encode`, requests need input_ids. Without `decode`, the `text` of answers is
+    disconnected client runs on. Without `encode`, requests need input_ids. Without `decode`, the `text` of responses is
     empty. `host` is the server's own name; docs/serve.md explains the rules of access.
     """
     server = _EngineServer(engine, model_name, encode, decode)
@@ -372,7 +373,7 @@ async def running_server(
     """Serve while the context is open, and yield the server's URL. Port 0 picks a free port.
 
     At the end running generations are aborted, and their clients get the tokens sampled so far. Raises OSError for a
-    taken port, ConfigError for an invalid host or key.
+    port that is in use, and ConfigError for an invalid host or key.
     """
     app = create_app(engine, model_name=model_name, encode=encode, decode=decode, host=host, api_key=api_key)
     if warning := exposure(host, api_key):

@@ -17,9 +17,10 @@ from agentrl.errors import EngineError
 _log = logging.getLogger(__name__)
 
 CONTROL_S = 5.0
-"""Seconds for a control request (abort, workers, server_info). A healthy server answers these at once."""
+"""The most seconds for a control request (abort, workers, server_info). A healthy server responds to such a request at
+once."""
 _LIST_S = 10.0
-"""Seconds for which a router's list of workers is reused."""
+"""Seconds during which a router's list of workers is reused."""
 
 
 class Workers:
@@ -31,7 +32,8 @@ class Workers:
         self._seen: tuple[float, list[str]] = (-math.inf, [])
 
     async def abort(self, command: Mapping[str, Any]) -> None:
-        """Send the command to all workers. The router has no /abort_request, and no list of requests. Best effort."""
+        """Send an abort command to all workers: the router has no /abort_request, and no list of requests. Errors are
+        logged."""
         body = json.dumps(command).encode()
 
         async def tell(worker: str) -> None:
@@ -49,7 +51,8 @@ class Workers:
             _log.warning("%s: abort of %s not confirmed within %g s", self._url, dict(command), CONTROL_S)
 
     async def context_length(self) -> int:
-        """The minimum of all living workers. Raises EngineError if no worker answers, or an answer lacks the length."""
+        """The smallest context length of all running workers. Raises EngineError if no worker responds, or if a
+        response lacks the length."""
         requests = [self._context_length_of(worker) for worker in await self._urls()]
         answers = await asyncio.gather(*requests, return_exceptions=True)
         lengths = [answer for answer in answers if isinstance(answer, int)]
@@ -88,7 +91,7 @@ class Workers:
         return min(lengths)
 
     async def _json(self, url: str) -> Mapping[str, Any]:
-        """Get a JSON object. Raises EngineError for any other answer, UnavailableError for none."""
+        """Get a JSON object. Raises EngineError for any other response, and UnavailableError for no response."""
         try:
             value = json.loads(await self._connections.get(url, CONTROL_S))
         except TimeoutError as exc:

@@ -1,6 +1,6 @@
-"""`tiny-vl`: tiny with eyes. A Qwen3-VL of 0.9 million random parameters, able to learn from images on a CPU.
+"""The model `tiny-vl`: a Qwen3-VL with 0.9 million random parameters, which can learn from images on a CPU.
 
-The configurations of the model and the image processor are the files beside this module. An image of 64 x 64 pixels is
+The files beside this module are the configurations of the model and the image processor. An image of 64 x 64 pixels has
 4 tokens.
 """
 
@@ -12,14 +12,14 @@ from typing import Any
 from agentrl.models.tiny import tiny_tokenizer
 
 FOLDER = Path(__file__).parent
-"""Has no weights, and no tokenizer."""
+"""The folder with the configurations, without weights and without a tokenizer."""
 MARKERS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 _PARTS = (
     "{%- macro shown(content) -%}{%- if content is string -%}{{- content -}}{%- else -%}{%- for part in content -%}"
     "{%- if part.type == 'image' -%}{{- '<|vision_start|><|image_pad|><|vision_end|>' -}}"
     "{%- else -%}{{- part.text -}}{%- endif -%}{%- endfor -%}{%- endif -%}{%- endmacro -%}\n"
 )
-"""Writes the content of a message: text, or a list of texts and images."""
+"""The part of the chat template that writes the content of a message: text, or a list of texts and images."""
 
 
 def tiny_vl_tokenizer() -> Any:
@@ -32,7 +32,7 @@ def tiny_vl_tokenizer() -> Any:
 
 
 def tiny_vl_config() -> Any:
-    """The Qwen3VLConfig."""
+    """The Qwen3VLConfig of the model."""
     from transformers import Qwen3VLConfig
 
     return Qwen3VLConfig.from_pretrained(FOLDER)

@@ -1,7 +1,7 @@
 """Whether two mathematical answers are the same.
 
 A text is read whole, into a tree, or not at all. Values are compared exactly, or with many digits. Expressions with
-variables are compared at many points. An unreadable text equals only the same text, sign by sign.
+variables are compared at many points. An unreadable text equals only a text with the same characters.
 
 A grader's process loads this package as a folder, so this package imports nothing of agentrl.
 """
@@ -35,7 +35,8 @@ def _same(answer_text: str, label_text: str) -> bool:
 
 
 def _same_but_for_case(label: MathNode, answer: MathNode) -> bool:
-    """Whether both are equal with small letters, if neither side needs capitals to tell two variables apart."""
+    """Whether both are equal after a change to small letters. False if a side needs capitals to tell two variables
+    apart."""
     names = [free_names(node) for node in (label, answer)]
     folded = [{text.lower() for text in side} for side in names]
     if names[0] == names[1] or folded[0] != folded[1] or any(map(_loses, names, folded)) or folded[0] & CONSTANTS:

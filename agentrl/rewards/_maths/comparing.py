@@ -1,4 +1,4 @@
-"""Whether an answer's tree equals a label's."""
+"""Compares the tree of an answer with the tree of a label."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .values import constant, fraction, same_near, same_ratio, same_value
 
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 _PLACES = 6
-"""Number of decimal places from which a decimal number may be rounded."""
+"""The number of decimal places from which a decimal number may be a rounded value."""
 _STRUCTURES = {"list", "relation", "matrix", "row", "union", "minus", "ratio", "based", "words", "inf"}
 _MOST_ITEMS = 60
 
@@ -51,7 +51,8 @@ def _same_each(labels: tuple[MathNode, ...], answers: tuple[MathNode, ...]) -> b
 
 
 def _same_about(label: MathNode, answer: MathNode) -> bool:
-    r"""Whether either side of "exact \\approx decimal" is right. Both sides must be near each other."""
+    r"""Whether an answer such as "exact \approx decimal" is right: the exact or the decimal value equals the label, and
+    both values are near each other."""
     *exact, decimal = answer.parts
     shorter = exact[0] if len(exact) == 1 else MathNode("relation", tuple(exact), answer.text.rpartition(" ")[0])
     value = _stated(shorter) if shorter.kind == "relation" else shorter
@@ -66,21 +67,22 @@ def _same_about(label: MathNode, answer: MathNode) -> bool:
 
 
 def same_number(label: MathNode, answer: MathNode) -> bool:
-    """Whether the values are equal. For a label that is a number, the answer must be a number, not an expression to
-    compute."""
+    """Whether two values are equal. If the label is a number, the answer must be a number, too: an expression that the
+    reader would have to compute is not equal."""
     if _written(label) and not _is_computed(answer, whole=fraction(_written(label)).denominator == 1):
         return False
     return label == answer or _equal(label, answer) or _rounds_to(label, answer) or _rounds_to(answer, label)
 
 
 def _written(node: MathNode) -> str:
-    """The digits of a number, without the sign."""
+    """The digits of a number, without the sign; "" if the node is no number."""
     node = node.parts[0] if node.kind == "neg" else node
     return node.text if node.kind == "number" else ""
 
 
 def _is_computed(node: MathNode, *, whole: bool) -> bool:
-    """Whether the node is computed: a number, a number with a power of ten or, unless `whole`, a fraction."""
+    """Whether nothing is left to compute: the node is a number, a number with a power of ten, or, unless `whole`, a
+    fraction."""
     if node.kind == "neg":
         return node.parts[0].kind != "neg" and _is_computed(node.parts[0], whole=whole)
     if node.kind == "*":
@@ -101,7 +103,7 @@ def _is_scientific(node: MathNode) -> bool:
 
 
 def _rounds_to(decimal: MathNode, exact: MathNode) -> bool:
-    """Whether a decimal number with many places is the exact value, rounded to so many places."""
+    """Whether a decimal number with many places is the value `exact`, rounded to the same number of places."""
     digits = _written(decimal)
     places = len(digits.partition(".")[2])
     if places < _PLACES or len(digits.replace(".", "").lstrip("0")) < _PLACES or "r" in digits or free_names(exact):
@@ -133,7 +135,8 @@ def _units(node: MathNode) -> list[str]:
 
 
 def _as_list(node: MathNode) -> MathNode:
-    """A quantity of several units, as "5 hours 20 minutes", as a list."""
+    """A quantity with several units, such as "5 hours 20 minutes", as a list of quantities. Any other node is
+    unchanged."""
     if node.kind != "quantity" or len(node.parts) < 2:
         return node
     measures = zip(node.parts, _units(node), strict=True)
@@ -141,8 +144,8 @@ def _as_list(node: MathNode) -> MathNode:
 
 
 def _same_measure(label: MathNode, unit: str, answer: MathNode, other: str) -> bool:
-    """Either side may lack the unit. A number above 1 may lack percent; smaller numbers without percent are
-    hundredths."""
+    """Whether two values with units are equal. Either side may lack the unit. A number above 1 may lack the percent
+    sign; a smaller number without this sign is not percent: 0.5 equals 50 %."""
     if unit == other or not {unit, other} & {"%"}:
         absent = "" in (unit, other) and unit not in ("am", "pm")
         return (unit == other or absent) and same_number(label, answer)
@@ -186,19 +189,21 @@ def _same_in_any_order(labels: tuple[MathNode, ...], answers: tuple[MathNode, ..
 
 
 def _says_which(node: MathNode) -> bool:
-    """Whether "and" and "or" differ: between inequalities, or equations of two variables."""
+    """Whether "and" and "or" between the parts mean different things: between inequalities, or equations of two
+    variables."""
     relations = [part for part in node.parts if part.kind == "relation"]
     return any(part.text[0] in "<>!" for part in relations) or len({part.parts[0] for part in relations}) > 1
 
 
 def _names_differ(label: MathNode, answer: MathNode) -> bool:
-    """Whether a side names values, with different names, and the other side has only values. Then order counts."""
+    """Whether only a single side names its values, and the names differ, as in "x = 1, y = 2". Then the order of the
+    values counts."""
     sides = [[part.parts[0] for part in node.parts if part.kind == "relation"] for node in (label, answer)]
     return bool(sides[0]) != bool(sides[1]) and len(set(sides[0] or sides[1])) > 1
 
 
 def _spread(node: MathNode) -> MathNode:
-    """Plus-minus signs as two values, and "x = 1, 2" as "x = 1, x = 2"."""
+    """The node with two values for a plus-minus sign, and with "x = 1, 2" as "x = 1, x = 2"."""
     if node.kind != "list" or node.text[:1] in ("(", "["):
         both = branches(node)
         return MathNode("list", tuple(both), ",") if len(both) == 2 else node
@@ -226,7 +231,7 @@ def _stated(relation: MathNode) -> MathNode | None:
 
 
 def _equal(a: MathNode, b: MathNode) -> bool:
-    """Whether both have values, and the same."""
+    """Whether two nodes have equal values. False if a node has no value."""
     try:
         return same_value(a, b)
     except UnreadableError:
@@ -234,7 +239,8 @@ def _equal(a: MathNode, b: MathNode) -> bool:
 
 
 def _is_quantity(node: MathNode) -> bool:
-    """Whether the node is a name: x, f(3), AB, a+b, |v|, a word. A node with numbers would be an equation to solve."""
+    """Whether the node names a quantity: x, f(3), AB, a+b, |v|, a word. A node with numbers would be an equation to
+    solve."""
     if node.kind in ("words", "call"):
         return True
     if node.kind == "name":
@@ -266,7 +272,8 @@ def _same_difference(label: MathNode, answer: MathNode) -> bool:
 
 
 def _shortened(relation: MathNode) -> MathNode:
-    """The first and the last side of a chain of equations with a value."""
+    """A chain of equations, such as a = b = 5, as an equation of the first and the last side. Any other node is
+    unchanged."""
     if len(relation.parts) > 2 and _is_quantity(relation.parts[0]) and _stated(relation):
         return MathNode("relation", (relation.parts[0], relation.parts[-1]), "=")
     return relation

@@ -48,7 +48,7 @@ class ExpressionReader:
         return token
 
     def skip(self, *texts: str) -> str:
-        """Take the next token if its text is among `texts`; the text, or ""."""
+        """Take the next token if its text is among `texts`. Returns the text, or "" if no token is taken."""
         return self.take().text if self.next.sign in texts and self.next is not _END else ""
 
     def expect(self, text: str) -> None:
@@ -101,7 +101,7 @@ class ExpressionReader:
         return token.sign in ("(", "[", r"\{", "{", *_CURRENCIES) or (token.sign == "|" and not self.bars)
 
     def factor(self) -> MathNode:
-        """An atom with suffixes: powers, factorials, percent, degrees."""
+        """Read an atom with its suffixes: powers, factorials, percent, degrees."""
         node = self.atom()
         while True:
             if self.next.sign == "^":
@@ -160,9 +160,10 @@ class ExpressionReader:
         return self.next.sign == "(" or (self.next.sign == "{" and self.second.sign == "(")
 
     def called(self, node: MathNode) -> tuple[MathNode, ...]:
-        """The arguments of a function. Empty for a variable, before a factor in brackets.
+        """The arguments of a function call. Empty for a variable that stands before a factor in brackets.
 
-        f, g and h are functions, and each letter before a number, a list or a relation: I(0), F(x, y), P(X = 1).
+        f, g and h are functions. Any other letter is a function before a number, a list or a relation: I(0), F(x, y),
+        P(X = 1).
         """
         start = self.position
         braced = self.skip("{")
@@ -236,8 +237,8 @@ class ExpressionReader:
         return replace(inside, text=brackets) if inside.text == "," else _refuse("a joint in brackets")
 
     def such_that(self) -> str:
-        r"""The variable of a described set, as in "\{x | x > 1\}". The variable and the sign after the variable are
-        taken."""
+        r"""The variable of a set with a condition, such as x in "\{x | x > 1\}". Takes the variable and the sign after
+        it; returns "" for any other set."""
         start = self.position
         variable = self.skip(self.next.sign if self.next.kind == "name" else "")
         if self.skip("in"):
@@ -261,8 +262,8 @@ class ExpressionReader:
         return node
 
     def argument(self, *, whole: bool = False) -> MathNode:
-        """An argument as TeX reads it: braces, or a single sign. `whole`: also a longer number, and a minus before the
-        number."""
+        """Read an argument as TeX does: braces, or a single character. `whole`: a longer number is an argument, too,
+        also with a minus sign."""
         if self.next.sign == "{":
             return self.braced()
         if whole and (sign := self.skip("-", "+")):
@@ -396,7 +397,7 @@ def _ends_in_number(node: MathNode) -> bool:
 
 
 def _next_to(first: MathNode, second: MathNode) -> MathNode:
-    """Two factors without a sign between them: a mixed number, or a product."""
+    """The node of two factors without a sign between them: a mixed number, or a product."""
     whole = first.kind == "number" and first.text.isdigit()
     if whole and second.kind == "/" and second.text == "frac" and all(_is_integer(part) for part in second.parts):
         if int(second.parts[0].text) >= int(second.parts[1].text):

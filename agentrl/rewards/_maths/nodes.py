@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 
 class UnreadableError(Exception):
-    """A text cannot be read whole, or has no value. Such texts are only compared sign by sign."""
+    """A text cannot be read as a whole, or has no value. Such texts are only compared character by character."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class MathNode:
             yield from part.walk()
 
     def map(self, change: Callable[[MathNode], MathNode]) -> MathNode:
-        """The tree with each node changed, from the leaves up."""
+        """The tree after `change` of each node, from the leaves up."""
         return change(replace(self, parts=tuple(part.map(change) for part in self.parts)))
 
     def has(self, *kinds: str) -> bool:
@@ -54,7 +54,7 @@ def name(text: str) -> MathNode:
 
 
 def free_names(*nodes: MathNode) -> set[str]:
-    """The names of variables and of unknown functions."""
+    """The names of variables and of unknown functions in these nodes."""
     names: set[str] = set()
     for node in nodes:
         below = free_names(*node.parts)

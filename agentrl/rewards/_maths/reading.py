@@ -1,4 +1,4 @@
-r"""A mathematical text as a tree. The text is read whole, to the last sign, or not at all."""
+"""Reads a mathematical text as a tree. The text is read as a whole, to its last character, or not at all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DEEPEST, _MOST_TOKENS = 60, 1000
 
 @lru_cache(4096)
 def spelling(text: str) -> tuple[str, ...]:
-    """The signs of a text, for a comparison sign by sign. Empty if a sign is unknown."""
+    """The tokens of a text, for a comparison of spellings. Empty if a character is unknown."""
     try:
         read = tokens(clean(text))
     except UnreadableError:
@@ -65,8 +65,8 @@ class _AnswerReader(ExpressionReader):
         self.depth = 0
 
     def items(self, closing: str) -> MathNode:
-        """The items before the closing bracket, which is not taken. A single item is no list, but a set of a single
-        item is."""
+        """Read the items before the closing bracket, which is not taken. A single item is not a list, except in a
+        set."""
         rows, joints = [[self.relation()]], []
         while self.next.word in _JOINTS or self.next.sign in (",", ";"):
             joint = self.take().text.lower()
@@ -104,7 +104,7 @@ class _AnswerReader(ExpressionReader):
         return MathNode("minus", (node, self.quantity())) if self.skip("setminus") else node
 
     def quantity(self) -> MathNode:
-        """A value with or without a unit; or words; or several values with units."""
+        """Read a value with or without a unit, or words, or several values with units."""
         if self.next.kind == "word" and (len(self.next.text) > 1 or self._words_follow()):
             return self.words()
         parts = [self.value()]
@@ -128,7 +128,7 @@ class _AnswerReader(ExpressionReader):
         return MathNode("words", text=" ".join(words))
 
     def value(self) -> tuple[MathNode, str]:
-        """A value and the unit; "" for a value without a unit."""
+        """Read a value and its unit. The unit is "" for a value without a unit."""
         node = self.ratio()
         while self.next.word in SCALES:
             node = _scaled(node, SCALES[self.take().word])
@@ -144,7 +144,7 @@ class _AnswerReader(ExpressionReader):
         return bare, SPEEDS.get(unit, unit)
 
     def unit(self) -> list[str]:
-        """The words of a unit, with their powers and signs of division."""
+        """Read the words of a unit, with their powers and division signs."""
         units: list[str] = []
         while self.next.kind == "word" and self.next.word not in _JOINTS:
             word = self.take()
@@ -175,7 +175,8 @@ def _scaled(node: MathNode, digits: int) -> MathNode:
 
 
 def _without_mark(node: MathNode) -> tuple[MathNode, str]:
-    """The value, and the unit that a mark adds: percent, degrees, a currency."""
+    """A value without its mark, and the unit that the mark stands for: percent, degrees, a currency. "" without a
+    mark."""
     if node.kind in ("percent", "degree", "currency"):
         return node.parts[0], {"percent": "%", "degree": "degree"}.get(node.kind, node.text)
     if node.kind == "neg" and node.parts[0].kind in ("percent", "degree", "currency"):

@@ -1,4 +1,5 @@
-r"""A text of mathematics, LaTeX or plain, as tokens. No sign is dropped but space and the marks of formatting."""
+"""Splits a mathematical text, LaTeX or plain, into tokens. No character is dropped except white space and marks of
+formatting."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ _REWRITES: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"(?<![\d./])(\d+) +(\d+)/(\d+)(?![\d.])", r"\1\\frac{\2}{\3}"),  # 3 1/2
     (r"^\s*(-?\d+(?:\.\d+)?)[eE]([+-]?\d+)\s*$", r"\1 \\times 10^{\2}"),
 )
-"""(pattern, replacement), in the order of use."""
+"""(pattern, replacement) pairs, in the order in which they are applied."""
 _TEXT = re.compile(
     r"\\(text|mbox|hbox|textbf|textit|textrm|textnormal|texttt|textsf|operatorname\*?|mathrm|mathbf|mathit|mathsf|mathbb|"
     r"mathcal|boldsymbol|bm)\s*\{"
@@ -64,28 +65,28 @@ _TOKEN = re.compile(
 )
 _THOUSANDS = re.compile(r"(?<!\d,)[1-9]\d{0,2}(?:,\d{3})+(?!\d|,\d)(?:\.\d+)?")
 _WORDS = {"all", "any", "are", "for", "is", "no", "not", "odd", "of", "one", "per", "six", "ten", "the", "two", "yes"}
-"""Other runs of up to three letters are products of variables."""
+"""The words of up to three letters. Any other run of up to three letters is a product of variables."""
 _OPEN, _CLOSE = {"(", "[", r"\{"}, {")", "]", r"\}"}
 
 
 @dataclass(frozen=True)
 class Token:
     kind: str
-    """number, name, word, command, sign, begin or end."""
+    """The kind of the token: number, name, word, command, sign, begin or end."""
     text: str
     spaced: bool = False
-    """Whether a space precedes the token."""
+    """Whether white space precedes the token."""
     roman: bool = False
     r"""Whether the token stood in \text or \mathrm."""
 
     @property
     def word(self) -> str:
-        """The word in small letters, or ""."""
+        """The word in small letters; "" for a token that is no word."""
         return self.text.lower() if self.kind == "word" else ""
 
     @property
     def sign(self) -> str:
-        r"""The text, but "" for a word: the word "cup" is not \cup."""
+        r"""The text of a token; "" for a word, because the word "cup" is not the sign \cup."""
         return "" if self.kind == "word" else self.text
 
 
@@ -146,7 +147,7 @@ class _Lexer:
             yield Token(kind, text)
 
     def _roman(self, command: str, start: int) -> Iterator[Token]:
-        """The words of a text command."""
+        """Yield the words inside a text command."""
         end, depth = start, 1
         while end < len(self.text) and depth:
             depth += {"{": 1, "}": -1}.get(self.text[end], 0)
@@ -178,7 +179,7 @@ class _Lexer:
             yield from (Token("name", letter) for letter in run)
 
     def _is_word(self, run: str) -> bool:
-        """Whether the letters are a word, rather than a product of variables."""
+        """Whether the letters are a word. Otherwise they are a product of variables."""
         if run.lower() in _WORDS and not run.isupper():
             return True
         if self.after_number:
@@ -196,7 +197,7 @@ def _command(text: str) -> Token:
 
 
 def _words(text: str) -> Iterator[Token]:
-    """The content of a text command: words, numbers and signs."""
+    """Yield the content of a text command: words, numbers and signs."""
     spaced = False
     for match in re.finditer(rf"\s+|{_THOUSANDS.pattern}|\d+(?:\.\d+)?|[^\W\d_]+(?:['-][^\W\d_]+)*|\S", text):
         if match[0].isspace():

@@ -1,4 +1,4 @@
-"""Units and nouns behind a number: synonyms, and words that are neither."""
+"""Units and nouns after a number: their synonyms, and words that are neither unit nor noun."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ vertex vertices way win woman women word worker
 _NOUNS = set(_NOUN_TEXT.split())
 _SHORT_TEXT = "mm cm dm km mg kg ml ft yd lb lbs oz hr yr am pm mph min sec sq cu"
 _SHORT = set(_SHORT_TEXT.split())
-"""Abbreviations that are units outside of text commands, too."""
+r"""Abbreviations that are units also outside of text commands such as \text."""
 _SYMBOLS = set("mgshlLKNJWV")
 """Units of a single letter. Other upright letters are variables."""
 _MARKS = {"$", "%", "€", "£", "¥", "₹"}
@@ -96,7 +96,7 @@ eighth eighths ninth ninths tenth tenths hundredth hundredths thousandth thousan
 dozens hundreds thousands millions billions trillions times
 """
 _NO_UNITS = set(_NO_UNIT_TEXT.split())
-"""Words that change a number, or are no noun."""
+"""Words that change the meaning of a number, or are not nouns."""
 
 
 def is_plain_unit(word: str) -> bool:
@@ -106,7 +106,7 @@ def is_plain_unit(word: str) -> bool:
 
 
 def unit(word: str) -> str:
-    """The unit's canonical name. Raises UnreadableError for words that are no units."""
+    """The canonical name of a unit. Raises UnreadableError for a word that is no unit."""
     lower = word.lower()
     if word in _MARKS:
         return word

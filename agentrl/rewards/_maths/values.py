@@ -14,18 +14,20 @@ from mpmath import mp
 from .nodes import MathNode, UnreadableError, free_names
 
 Value: TypeAlias = Any
-"""A Fraction, or a number of mpmath."""
+"""A value: a Fraction, or a number of mpmath."""
 
 _BITS, _BITS_AT_A_POINT = 200_000, 20_000
-"""The most bits of a rational power that is computed exactly: of a constant, and at each of many points."""
+"""The most bits of a rational power that is computed exactly. _BITS: in a constant. _BITS_AT_A_POINT: at each point of
+an expression with variables."""
 _DIGITS, _MOST_DIGITS = 50, 4_000
 _LARGEST = 10**9
-"""Exponents, and arguments of functions, beyond which mpmath would take too long."""
+"""The largest exponent, and the largest argument of a function. Beyond, mpmath would take too long."""
 _LARGEST_FACTORIAL = 5_000
 _LARGEST_CHOICE = 100
 _MOST_TERMS = 1_000
 _ENOUGH = 3
-"""Number of points at which two expressions must have equal values to be equal. One difference makes them unequal."""
+"""The number of points at which two expressions must have equal values to count as equal. A single difference makes
+them unequal."""
 _SIMPLE: dict[str, Any] = {
     "sin": mp.sin, "cos": mp.cos, "tan": mp.tan, "cot": mp.cot, "sec": mp.sec, "csc": mp.csc, "sinh": mp.sinh,
     "cosh": mp.cosh, "tanh": mp.tanh, "exp": mp.exp, "arctan": mp.atan,
@@ -34,14 +36,14 @@ _BOUNDED: dict[str, Any] = {"arcsin": mp.asin, "arccos": mp.acos}
 
 
 class NoValueError(Exception):
-    """The expression has no value at a point, or an uncertain value. The point is left out."""
+    """An expression has no value at a point, or an uncertain value. The point is left out of a comparison."""
 
 
 class _Evaluation:
-    """The evaluation of an expression at a point.
+    """Evaluates an expression at a point.
 
     `real`: a root or a logarithm of a negative number has no value. `peak` is the largest number of digits, before or
-    after the point, of the values so far. A computation needs more digits than `peak` to see every term.
+    after the decimal point, of the values so far. A computation needs more digits than `peak` to see every term.
     """
 
     def __init__(self, point: Mapping[str, Fraction], *, real: bool) -> None:
@@ -92,8 +94,8 @@ class _Evaluation:
         return _unknown(f"{text} {self.point[text]}", running) if running else self.point[text]
 
     def _series(self, node: MathNode) -> Value:
-        """A sum or product of a few terms. A series of more or infinitely many terms has a value that only the same
-        series has."""
+        """The value of a sum or product over an index. A series with too many or infinitely many terms gets a value
+        that only the same series has."""
         first, last = (None if part.has("inf") else self.value(part) for part in node.parts[:2])
         body = partial(self._term, node.parts[2], node.text)
         if first is None or last is None:
@@ -142,7 +144,7 @@ class _Evaluation:
 
 
 def fraction(text: str) -> Fraction:
-    """The number of a text of digits. `r` stands before digits that repeat."""
+    """The number that digits stand for. In `text`, `r` stands before the digits that repeat."""
     fixed, _, repeated = text.partition("r")
     value = Fraction(fixed.removesuffix(".") if fixed.endswith(".") else fixed)
     if not repeated:
@@ -171,7 +173,8 @@ def same_near(a: MathNode, b: MathNode) -> bool:
 
 
 def same_ratio(a: MathNode, b: MathNode, *, positive: bool = False) -> bool:
-    """Whether the expressions differ only by a constant factor other than 0; if `positive`, by a positive factor."""
+    """Whether two expressions differ only by a constant factor other than 0. `positive`: the factor must be
+    positive."""
     first: list[Value] = []
 
     def agree(values: list[Value], peak: int) -> bool:
@@ -188,7 +191,7 @@ def same_ratio(a: MathNode, b: MathNode, *, positive: bool = False) -> bool:
 
 
 def _agree(nodes: tuple[MathNode, ...], agree: Callable[[list[Value], int], bool]) -> bool:
-    """Whether the values agree at every point where all values exist, and at enough points."""
+    """Whether `agree` accepts the nodes' values at every point where all values exist, and at enough points."""
     names = sorted(free_names(*nodes))
     real = bool(names) and not any(node.text == "i" for top in nodes for node in top.walk())
     seen = 0
@@ -205,7 +208,8 @@ def _agree(nodes: tuple[MathNode, ...], agree: Callable[[list[Value], int], bool
 
 
 def _values(nodes: tuple[MathNode, ...], point: Mapping[str, Fraction], *, real: bool) -> tuple[list[Value], int]:
-    """The values at a point, with as many digits as are needed to see every term."""
+    """The values of the nodes at a point, with as many digits as are needed to see every term, and the largest number
+    of digits of a value."""
     peak = 0
     for digits in (_DIGITS, 0):
         evaluation = _Evaluation(point, real=real)
@@ -230,7 +234,8 @@ def _near(a: Value, b: Value) -> bool:
 
 
 def _points(names: list[str]) -> Iterator[dict[str, Fraction]]:
-    """Values for the variables: between 0 and 1, larger, large, of both signs, and whole numbers."""
+    """The points of a comparison: values for the variables that are between 0 and 1, larger, large, of both signs, and
+    whole."""
     ranges = [(1, 96, 97)] * 3 + [(98, 500, 97)] * 3 + [(500, 9700, 97)] * 2 + [(-500, 500, 97)] * 5
     ranges += [(1, 9, 1)] * 3 + [(10, 40, 1)] * 2
     for row, (low, high, below) in enumerate(ranges if names else [(0, 0, 1)]):
@@ -238,7 +243,7 @@ def _points(names: list[str]) -> Iterator[dict[str, Fraction]]:
 
 
 def _unknown(text: str, values: list[Value]) -> Fraction:
-    """The value of an unknown function: a different number for each argument."""
+    """A pseudo-random value for a call of an unknown function: a different number for each argument."""
     arguments = [str(value) if isinstance(value, Fraction) else mp.nstr(value, 25) for value in values]
     return Fraction(Random(f"{text} {arguments}").randint(98, 970), 97)
 
@@ -324,7 +329,7 @@ def _is_whole(value: Value) -> bool:
 
 
 def _digits(value: Value) -> int:
-    """Decimal digits before the point of a large value, or after the point of a small value."""
+    """The number of decimal digits before the point of a large value, or after the point of a small value."""
     bits = _bits(value) if isinstance(value, Fraction) else abs(mp.mag(value))
     return int(bits * 0.30103) + 1
 

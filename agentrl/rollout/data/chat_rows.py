@@ -30,15 +30,17 @@ from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, Action, Generation, Message, Task, ToolSpec
 
 _INLINE = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)
-"""Reasoning inside the content, as in data sets of reasoning models."""
+"""Text with reasoning in <think> tags at its beginning, as in data sets of reasoning models. Two groups: the reasoning,
+and the content."""
 NO_TOOLS = "calls, but the row has no tools: the model does not know of them, unless its system message describes them"
 NO_RESULT = "a call without a result, followed by a message of another role"
 _OTHERWISE = ("functions", "function_call", "chat_template_kwargs")
-"""Unsupported keys of a row that would change the tokens."""
+"""Keys of a row that would change the tokens, and are not supported."""
 
 
 class SkippedError(AgentRLError):
-    """A row that is skipped. `reason` is equal for all rows of a kind; `detail` is specific to this row."""
+    """A row of chat that is skipped. Rows that are skipped for the same cause have an equal `reason`; `detail` differs
+    from row to row."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
@@ -47,30 +49,30 @@ class SkippedError(AgentRLError):
 
 @dataclass(frozen=True, slots=True)
 class ChatRow:
-    """A row as an episode. The assistant's own tokens are trained, except for messages with `weight: 0`."""
+    """A row of chat as an episode. The assistant's tokens are trained, except in messages with `weight: 0`."""
 
     trajectory: Trajectory
     left_out: int = 0
-    """Number of assistant messages at the end that do not fit into the context."""
+    """The number of assistant messages at the end that do not fit into the context."""
     remarks: tuple[str, ...] = ()
-    """Possible mistakes in the row. The row is learned nevertheless. Mistakes of a kind have the same text."""
+    """Possible mistakes in the row, which is learned nevertheless. The same mistake has the same text in all rows."""
 
 
 def other_format(row: JSON) -> str | None:
-    """The remedy for chat in another program's format. None for any other row."""
+    """The advice for a row of chat in another program's format. None for any other row."""
     if isinstance(row, dict) and isinstance(row.get("conversations"), list):
         return 'rename "conversations" to "messages", each with "role" and "content"'
     return None
 
 
 def is_chat(row: JSON) -> bool:
-    """Whether a row is chat, rather than a recorded trajectory."""
+    """Whether a row is chat. A recorded trajectory is not."""
     return isinstance(row, dict) and "tokens" not in row and ("messages" in row or "completion" in row)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatReader:
-    """Reads rows for one chat template.
+    """Turns rows of chat into episodes, with a chat template.
 
     A row is `{"messages": [...], "tools": [...]}` in the form of OpenAI's chat completions, or `{"prompt": [...],
     "completion": [...]}`, where only the completion is trained. `tools` may be JSON text.
@@ -78,11 +80,11 @@ class ChatReader:
 
     renderer: Renderer
     context: int
-    """Tokens of the longest sequence. An assistant's turn that ends after this limit is left out as a whole."""
+    """The most tokens of a sequence. An assistant's turn that ends after this limit is left out as a whole."""
     thinking: Thinking = "keep"
 
     def read(self, row: Mapping[str, JSON]) -> ChatRow:
-        """The row as an episode. Raises SkippedError, or ConfigError for a row that is no chat."""
+        """The row as an episode. Raises SkippedError for a row to skip, and ConfigError for a row that is no chat."""
         chat = _Chat.of(row)
         options = EpisodeOptions(thinking=self.thinking)
         talk = Conversation(
@@ -100,12 +102,12 @@ class ChatReader:
 
 @dataclass(frozen=True, slots=True)
 class _Chat:
-    """The entries of a row, and the untrained assistant entries."""
+    """The messages of a row as entries, its tools, and the assistant's entries that are not trained."""
 
     entries: Sequence[Entry]
     tools: Sequence[ToolSpec]
     untrained: frozenset[int]
-    """Indices of entries."""
+    """Indices of the assistant's entries that are not trained."""
     remarks: tuple[str, ...] = ()
 
     @classmethod
@@ -132,12 +134,12 @@ class _Chat:
 
 @dataclass(slots=True)
 class _Replay:
-    """The replay of one row."""
+    """Replays a row of chat through a Conversation."""
 
     talk: Conversation
     chat: _Chat
     ids: dict[str, str] = field(default_factory=dict)
-    """Ids of calls in the row -> their ids in the tokens."""
+    """The id of a call in the row -> its id in the tokens."""
 
     def play(self) -> ChatRow:
         entries = self.chat.entries
@@ -162,7 +164,7 @@ class _Replay:
         self._check(messages, self.talk.trajectory.tokens)
 
     def _say(self, index: int) -> Action | None:
-        """Take the assistant's turn. None if the turn does not fit."""
+        """Take the assistant's turn of entry `index`. Returns None if the turn does not fit into the context."""
         talk, entry = self.talk, _with_thought(self.chat.entries[index], self._forms())
         if any(isinstance(call.arguments, str) for call in entry.calls):
             raise SkippedError("the arguments of a call are not a JSON object", entry.calls[0].name)
@@ -179,7 +181,7 @@ class _Replay:
         return action
 
     def _observe(self, entries: Sequence[Entry], action: Action) -> bool:
-        """Add the messages after the assistant's turn. Returns whether they fit."""
+        """Add the messages after the assistant's turn. Returns whether the messages fit into the context."""
         messages, before = self._told(entries, action), self.talk.trajectory.segment.length
         if self.talk.observe(messages) is not None:
             return False
@@ -202,7 +204,7 @@ class _Replay:
         return messages
 
     def _check(self, messages: Sequence[Message], tokens: Sequence[int]) -> None:
-        """Raises SkippedError if the tokens lack the content of a message."""
+        """Raises SkippedError if the tokens do not contain the content of each message."""
         index = first_message_not_in(messages, self.talk.renderer.decode(tokens))
         if index is not None:
             role, content = messages[index]["role"], messages[index]["content"]
@@ -234,7 +236,8 @@ def _tools(sent: JSON) -> JSON:
 
 
 def _weight(message: Mapping[str, JSON]) -> bool:
-    """Whether a message is to be learned: OpenAI's `weight`, or slime's `step_loss_mask`. Raises SkippedError."""
+    """Whether a message is learned, by the key `weight` (OpenAI) or `step_loss_mask` (slime). Raises SkippedError for
+    any other value than 0 and 1."""
     for key in ("weight", "step_loss_mask"):
         if message.get(key) not in (None, 0, 1):
             raise SkippedError(f"the {key} of a message is neither 0 nor 1", f"{message[key]!r:.40}")
@@ -242,7 +245,8 @@ def _weight(message: Mapping[str, JSON]) -> bool:
 
 
 def _identified(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries, with different ids for the calls of each entry. For missing or equal ids, the order counts."""
+    """The entries, with different ids for the calls of each entry. If ids are missing or equal, tool results belong to
+    calls in the order of the row."""
     result, waiting, renamed = list[Entry](), list[str](), False
     for index, entry in enumerate(entries):
         if entry.role == "tool" and waiting and (renamed or not entry.call_id):
@@ -259,7 +263,7 @@ def _identified(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _odd_calls(entries: Sequence[Entry], tools: Sequence[ToolSpec], untrained: Container[int]) -> tuple[str, ...]:
-    """Oddities of a row's calls. Raises SkippedError for calls that could only teach a mistake.
+    """Possible mistakes in a row's calls. Raises SkippedError for calls that could only teach a mistake.
 
     A call of an unknown tool is allowed in untrained messages: data with corrected mistakes contains such calls.
     """
@@ -287,7 +291,7 @@ def _odd_calls(entries: Sequence[Entry], tools: Sequence[ToolSpec], untrained: C
 
 
 def _check_offered(entry: Entry, offered: Container[str]) -> None:
-    """Raises SkippedError for a call of a tool that is missing in the row's tools."""
+    """Raises SkippedError if an entry calls a tool that the row's tools do not contain."""
     if unknown := [call.name for call in entry.calls if offered and call.name not in offered]:
         raise SkippedError("a call of a tool that is not among the row's tools", repr(unknown[0]))
 
@@ -297,13 +301,15 @@ def _called(entries: Sequence[Entry], ids: Container[str]) -> str:
 
 
 def _turns(entries: Sequence[Entry]) -> list[int]:
-    """Indices of the assistant's entries after the first user entry. An earlier greeting is part of the prompt."""
+    """Indices of the assistant's entries after the first user entry. An assistant's greeting before that is part of the
+    prompt."""
     first_user = next((i for i, entry in enumerate(entries) if entry.role == "user"), len(entries))
     return [i for i, entry in enumerate(entries) if entry.role == "assistant" and i > first_user]
 
 
 def _with_thought(entry: Entry, forms: EntryConverter) -> Entry:
-    """The entry, with reasoning moved out of its content. Raises SkippedError if the reasoning would be lost."""
+    """The entry, with the reasoning in <think> tags moved out of its content. Raises SkippedError if the chat template
+    would lose the reasoning."""
     inline = _INLINE.fullmatch(entry.text) if entry.reasoning is None else None
     thinks = forms.carries("thinking")
     if entry.reasoning and entry.reasoning.strip() and not thinks:
@@ -321,7 +327,8 @@ def _check_end(tokens: Sequence[int], renderer: Renderer) -> None:
 
 
 def _check_letter(entry: Entry, action: Action) -> None:
-    """Raises SkippedError unless the turn equals the entry. Blanks at both ends depend on the template."""
+    """Raises SkippedError unless the turn that was read back has the text and the calls of the entry. White space at
+    both ends may differ, because it depends on the template."""
     expected = [(call.name, _exact(call.arguments), None) for call in entry.calls]
     read = [(call.name, _exact(call.arguments), call.error) for call in action.calls]
     if expected != read:
@@ -340,7 +347,7 @@ def _check_letter(entry: Entry, action: Action) -> None:
 
 
 def _exact(arguments: Mapping[str, JSON] | str) -> str:
-    """Arguments as text, independent of their order. 1, 1.0 and true differ."""
+    """Arguments as JSON text with sorted keys. 1, 1.0 and true give different text."""
     return json.dumps(arguments, sort_keys=True)
 
 

@@ -1,4 +1,5 @@
-"""Read the rows of a data file. The name gives the format: JSONL, a JSON list, CSV or Parquet, packed or not."""
+"""Read the rows of a data file. The name of the file gives the format: JSONL, a JSON list, CSV or Parquet, compressed
+or not."""
 
 from __future__ import annotations
 
@@ -21,11 +22,12 @@ from agentrl.rollout.data.parquet import count_parquet, parquet_columns, read_pa
 from agentrl.types import JSON
 
 _SEPARATORS: Mapping[str, str] = {".csv": ",", ".tsv": "\t"}
-"""Endings of tables of text, with the separator of their columns."""
+"""The ending of a text table's name -> the separator of its columns."""
 
 
 def read_rows(path: Path, remedy: str, columns: Sequence[str] | None = None) -> Iterator[tuple[int, JSON]]:
-    """The number and content of each row. Raises ConfigError (`file:line: what and remedy`).
+    """The number and content of each row of a data file. `remedy` is the advice in error messages. Raises ConfigError
+    (`file:line: what and remedy`).
 
     A name ends in .parquet, .csv, .tsv or .json (a list of rows, or JSONL). Any other file is JSONL. A further ending
     .gz, .bz2, .xz or .zst gives the compression. Of Parquet and CSV, only the existing `columns` are read. A cell of
@@ -42,7 +44,7 @@ def read_rows(path: Path, remedy: str, columns: Sequence[str] | None = None) -> 
 
 
 def count_rows(path: Path, remedy: str) -> int:
-    """How many rows a data file has. Rows of JSONL are not parsed. Raises ConfigError."""
+    """The number of rows of a data file. Rows of JSONL are not parsed. Raises ConfigError."""
     check_file(path, remedy)
     if _kind(path) == ".parquet":
         return count_parquet(path, remedy)
@@ -53,7 +55,7 @@ def count_rows(path: Path, remedy: str) -> int:
 
 
 def column_names(path: Path, remedy: str) -> list[str] | None:
-    """The names of a table's columns: of a Parquet or CSV file. None for other files. Raises ConfigError."""
+    """The names of the columns of a Parquet or CSV file. None for other files. Raises ConfigError."""
     kind = _kind(path)
     if kind == ".parquet":
         return parquet_columns(path, remedy)
@@ -64,29 +66,30 @@ def column_names(path: Path, remedy: str) -> list[str] | None:
 
 
 def is_jsonl(path: Path, remedy: str) -> bool:
-    """Whether a file, once unpacked, has a JSON row on each line. Raises ConfigError."""
+    """Whether a file, after decompression, has a JSON row on each line. Raises ConfigError."""
     kind = _kind(path)
     return kind != ".parquet" and not is_text_table(path) and not (kind == ".json" and _is_list(path, remedy))
 
 
 def is_text_table(path: Path) -> bool:
-    """Whether every value of a file is text, as in CSV."""
+    """Whether every value in a file is text, as in CSV."""
     return _kind(path) in _SEPARATORS
 
 
 def plain_name(path: Path) -> str:
-    """A file's name without the endings of its format."""
+    """The name of a file without the endings for format and compression."""
     return Path(path.stem).stem if is_packed(path) else path.stem
 
 
 def is_packed(path: Path) -> bool:
-    """Whether a file must be unpacked before reading."""
+    """Whether a file is compressed, by its name."""
     return path.suffix in _OPENERS
 
 
 @contextmanager
 def unpacked(path: Path, remedy: str) -> Iterator[IO[bytes]]:
-    """A file's content, unpacked by the ending of its name. Raises ConfigError, also for damage during the read."""
+    """The decompressed content of a file, by the ending of its name. Raises ConfigError, also for damage during the
+    read."""
     try:
         with _OPENERS.get(path.suffix, Path.open)(path, "rb") as file:
             yield file
@@ -115,12 +118,12 @@ _OPENERS: Mapping[str, Callable[[Path, str], Any]] = {
 
 
 def _kind(path: Path) -> str:
-    """The ending of the format, without the ending of a packer."""
+    """The ending of a file's name that gives the format, without an ending for compression."""
     return (Path(path.stem) if is_packed(path) else path).suffix.lower()
 
 
 def _is_list(path: Path, remedy: str) -> bool:
-    """Whether a file begins as a list of JSON."""
+    """Whether the content of a file begins as a JSON list."""
     with unpacked(path, remedy) as file:
         first = next((line.strip() for line in file if line.strip()), b"")
     return first.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
@@ -136,7 +139,8 @@ def _read_list(path: Path, remedy: str) -> Iterator[tuple[int, JSON]]:
 
 @contextmanager
 def _table(path: Path, file: IO[bytes]) -> Iterator[csv.DictReader[str]]:
-    """A reader of rows under the names in the first line. Raises ConfigError, also while the rows are read."""
+    """A reader of the rows of a text table, with the column names of the first line. Raises ConfigError, also while
+    rows are read."""
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # prompts are longer than Python's limit of 128 KiB
     with io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
         table = csv.DictReader(text, delimiter=_SEPARATORS[_kind(path)], strict=True)

@@ -1,5 +1,4 @@
-"""Read JSON Lines strictly. Ambiguous input is refused by file and line, because two programs could read it
-differently."""
+"""Read JSON Lines strictly. Input that two programs could read differently raises an error with file and line."""
 
 from __future__ import annotations
 
@@ -13,7 +12,8 @@ from agentrl.errors import ConfigError
 from agentrl.types import JSON
 
 _DEEPEST = 100
-"""Levels of nesting. Python's own parser fails at a depth of some hundreds, depending on the caller."""
+"""The most levels of nesting in a value. Python's own parser fails at a depth of some hundreds, depending on the
+caller."""
 
 
 def read_lines(lines: Iterable[bytes], path: Path) -> Iterator[tuple[int, JSON]]:
@@ -27,7 +27,8 @@ def read_lines(lines: Iterable[bytes], path: Path) -> Iterator[tuple[int, JSON]]
 
 
 def parse_line(raw: bytes, where: str, *, first: bool) -> JSON:
-    """The value of a line. `first`: the line may begin with a byte order mark. Raises ConfigError."""
+    """The JSON value of a line. `where` is the place in error messages. `first`: the line may begin with a byte order
+    mark. Raises ConfigError."""
     return _value(_text(raw, where, first=first), where)
 
 
@@ -65,7 +66,7 @@ def _value(line: str, where: str) -> JSON:
 
 
 class _RefusedError(Exception):
-    """The error and its remedy, without the line."""
+    """A value that is not accepted. The message has the error and its remedy, without the line."""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tasks made by an Env, checked as strictly as the rows of a data file."""
+"""Tasks that an Env generates, checked as strictly as the rows of a data file."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ Split: TypeAlias = Literal["train", "eval"]
 Check: TypeAlias = Callable[[Task], None]
 
 DEFAULT_EPISODES = {"train": 1000, "eval": 200}
-"""Number of tasks from a generator, which may be endless, without a given number. A list is taken whole."""
+"""Split -> the number of tasks taken from a generator, which may be endless, if the configuration has no number. A list
+of tasks is taken whole."""
 
 
 def makes_tasks(cls: type[Env]) -> bool:
-    """Whether the Env makes its own tasks."""
+    """Whether the Env generates its own tasks."""
     return inspect.getattr_static(cls, "tasks") is not inspect.getattr_static(Env, "tasks")
 
 
 def own_tasks(envs: EnvFactory, split: Split, *, most: int | None = None, check: Check | None = None) -> list[Task]:
-    """The first `most` of the Env's own tasks, or all if there are fewer. An endless generator is not exhausted.
+    """The first `most` of the Env's own tasks, or all tasks if the Env has fewer. No further tasks of a generator are
+    drawn.
 
     Raises ConfigError for an item that is not a Task, for a repeated id, for an error of `Env.tasks` or of `check`, and
     for held-out tasks that are also training tasks.
@@ -47,7 +49,7 @@ def own_tasks(envs: EnvFactory, split: Split, *, most: int | None = None, check:
 
 
 def row_of(task: Task) -> dict[str, JSON]:
-    """A task as a row of a data file. Raises ConfigError with the task's name if a data file cannot hold the task."""
+    """A task as a row of a data file. If a data file cannot hold the task, raises ConfigError with the task's id."""
     if isinstance(task.prompt, Raw) or not task.prompt:
         problem = "is raw text" if isinstance(task.prompt, Raw) else "is empty"
         raise ConfigError(f"task {task.id}: its prompt {problem}, which no data file holds; give it text or messages")
@@ -77,7 +79,7 @@ def _filled_in(envs: EnvFactory, split: Split, most: int | None) -> Iterator[Tas
 
 
 def _given(envs: EnvFactory, split: Split, most: int | None) -> list[Task]:
-    """The Env's tasks, unchecked."""
+    """The Env's tasks, before any check."""
     where = f"{envs.cls.__name__}.tasks for {split}"
     try:
         source = envs.cls.tasks(envs.config, split)
@@ -102,7 +104,7 @@ def _given(envs: EnvFactory, split: Split, most: int | None) -> list[Task]:
 
 
 def _at(cls: type[Env]) -> str:
-    """`file:line: ` of the class's `tasks`."""
+    """The prefix of an error message, `file:line: `, with the place of the method `tasks` in the class."""
     place = definition(cls.tasks)
     return f"{place}: " if place else ""
 
@@ -114,8 +116,8 @@ def _kind(value: object) -> str:
 def _refuse_the_same(envs: EnvFactory) -> None:
     """Raises ConfigError if every held-out task is also a training task. A few may be the same by chance.
 
-    No error is raised if at least half of the held-out tasks repeat others. Such tasks differ only by their seeds:
-    agentrl assigns each task a seed, and each seed gives a different world.
+    No error is raised if at least half of the held-out tasks repeat other held-out tasks. Such tasks differ only by
+    their seeds: agentrl assigns each task a seed, and each seed gives a different world.
     """
     held_out, train = ([_content(task) for task in _given(envs, split, None)] for split in ("eval", "train"))
     differ = len(set(held_out)) > len(held_out) / 2

@@ -17,10 +17,11 @@ from agentrl.types import JSON
 
 
 def read_parquet(path: Path, remedy: str, columns: Sequence[str] | None = None) -> Iterator[tuple[int, JSON]]:
-    """Each row's number, from 1, and its columns, or the existing ones of `columns`.
+    """The number and the columns of each row. The first row is 1. With `columns`, only these columns are read, if they
+    exist.
 
     Arrow gives every struct of a column the keys of all rows, with null for missing keys. So a key without a value is
-    left out: of a row, and of any object in the row. A null in a list is kept.
+    left out: of a row, and of any object in the row. A null in a list stays null.
 
     Dates and times become ISO text, durations seconds, and decimals numbers. Raises ConfigError (`file:row: what and
     remedy`).
@@ -42,7 +43,7 @@ def parquet_columns(path: Path, remedy: str) -> list[str]:
 
 
 def count_parquet(path: Path, remedy: str) -> int:
-    """How many rows a Parquet file has. Raises ConfigError."""
+    """The number of rows of a Parquet file. Raises ConfigError."""
     with _opened(path, remedy) as file:
         return int(file.metadata.num_rows)
 
@@ -77,12 +78,12 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _is_missing(value: Any) -> bool:
-    """Null, or the float that pandas writes for null."""
+    """Whether a value is null, or the float NaN that pandas writes for null."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _scalar(value: Any) -> Any:
-    """A scalar of Arrow as JSON. Other scalars are returned unchanged."""
+    """A scalar of Arrow as a JSON value. A scalar without a form in JSON is returned unchanged."""
     if isinstance(value, datetime | date | time):
         return value.isoformat()
     if isinstance(value, timedelta):

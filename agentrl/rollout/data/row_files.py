@@ -1,4 +1,4 @@
-"""Files of millions of rows, read by row: only an index of their places is in memory."""
+"""Files of millions of rows, each row read from disk on demand. Only an index of the rows' offsets is in memory."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ _BLOCK = 1 << 20
 
 
 class RowFile(Sequence[JSON]):
-    """The rows of `read_rows`, each read from disk on demand. Memory: eight bytes a row.
+    """The rows of `read_rows`, each read from disk on demand. The index in memory takes eight bytes a row.
 
-    `part` takes a range of the rows. Files that cannot be read by row (Parquet, CSV, a list, packed files) are first
-    written as JSONL to a temporary file without a name, which lives as long as this object. Of Parquet and CSV, only
-    `columns` are taken. Raises ConfigError for an unreadable file, and on reading a row that is not JSON.
+    `part` selects a range of the rows. Files that cannot be read row by row (Parquet, CSV, a JSON list, compressed
+    files) are first written as JSONL to a temporary file without a name. The temporary file exists as long as this
+    object. Of Parquet and CSV, only `columns` are read. Raises ConfigError for an unreadable file, and, when a row is
+    read, for a row that is not JSON.
     """
 
     def __init__(
@@ -64,14 +65,14 @@ class RowFile(Sequence[JSON]):
         return parse_line(self._file.readline(), self.where(row), first=self._part[row] == 0)
 
     def where(self, row: int) -> str:
-        """`file:line` of a row."""
+        """The place of a row in error messages: `file:line`."""
         row = self._part[row]
         skipped = len(self._places) - len(self._lines)  # the rows before the first empty line
         return f"{self.path}:{row + 1 if row < skipped else self._lines[row - skipped]}"
 
     @cached_property
     def fingerprint(self) -> str:
-        """Sixteen hexadecimal digits of the file's content."""
+        """A digest of the file's content: sixteen hexadecimal digits."""
         digest = hashlib.sha256()
         with self.path.open("rb") as file:
             while block := file.read(_BLOCK):
@@ -80,7 +81,7 @@ class RowFile(Sequence[JSON]):
 
 
 def _as_lines(path: Path, remedy: str, columns: Sequence[str] | None) -> IO[bytes]:
-    """A file's rows as JSONL in an unnamed file. Packed JSONL keeps its lines and their numbers."""
+    """The rows of a file as JSONL in an unnamed file. Compressed JSONL keeps its lines and their numbers."""
     lines = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed with the RowFile
     try:
         if is_jsonl(path, remedy):
@@ -108,10 +109,11 @@ def _write(file: IO[bytes], lines: Iterable[bytes], path: Path) -> None:
 
 
 class Permutation(Sequence[int]):
-    """The numbers 0 to n-1 in an order that follows from a seed. Each is computed on demand, without memory.
+    """The numbers 0 to n-1 in an order that depends on a seed. Each number is computed on demand, so no list is in
+    memory.
 
-    A Feistel network of four rounds on the smallest even number of bits, walked until the number is below n (Black and
-    Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
+    The order is a Feistel network of four rounds on the smallest even number of bits, repeated until the number is
+    below n (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
     """
 
     def __init__(self, n: int, seed: str) -> None:

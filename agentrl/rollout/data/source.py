@@ -1,4 +1,4 @@
-"""The source of fresh tasks, as a buffer sees it."""
+"""The interface of a source of fresh tasks, which a buffer draws from."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from agentrl.types import JSON, Task
 
 @dataclass(frozen=True, slots=True)
 class DrawnTask:
-    """A task with its place in the data."""
+    """A task with its row and epoch in the data."""
 
     task: Task
     row: int
-    """The task's number in the data, from 0."""
+    """The number of the task's row in the data. The first row is 0."""
     epoch: int
 
 
 class PromptFilter(Protocol):
-    """Whether a task's prompt is short enough; see `PromptLimit`."""
+    """Tells whether a task's prompt is short enough; see `PromptLimit`."""
 
     def allows(self, task: Task) -> bool: ...
 
@@ -31,17 +31,17 @@ class TaskSource(Protocol):
     """The source of a buffer's fresh tasks, such as `TaskStream`."""
 
     def draw(self) -> DrawnTask | None:
-        """The next task. None at the end of finite data."""
+        """Draw the next task. Returns None at the end of finite data."""
         ...
 
     def task(self, row: int) -> Task:
-        """A task that was drawn before."""
+        """The task of a row that was drawn before."""
         ...
 
     def metrics(self) -> Mapping[str, JSON]: ...
 
     def limit_prompts(self, limit: PromptFilter) -> None:
-        """Pass over tasks that the limit excludes."""
+        """From now on, leave out tasks that the limit excludes."""
         ...
 
     def state_dict(self) -> Mapping[str, JSON]: ...

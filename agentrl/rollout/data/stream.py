@@ -1,4 +1,5 @@
-"""The streams of training tasks: shuffled in each epoch, resumable, of a single data set or of several."""
+"""The streams of training tasks, from a single data set or from several. A stream is shuffled in each epoch, and can be
+resumed."""
 
 from __future__ import annotations
 
@@ -17,11 +18,8 @@ from agentrl.types import JSON, Task
 
 
 class PromptLimit:
-    """Passes over tasks with more than `most` tokens in the prompt, and counts them. `warn` gets a line about the
-    first.
-
-    `length` counts the tokens of a task's prompt.
-    """
+    """Excludes and counts the tasks whose prompt has more than `most` tokens. `length` returns the tokens of a task's
+    prompt. `warn` gets a line about the first excluded task."""
 
     def __init__(self, most: int, length: Callable[[Task], int], warn: Callable[[str], None]) -> None:
         self._most, self._length, self._warn = most, length, warn
@@ -43,10 +41,10 @@ class PromptLimit:
 
 
 class TaskStream:
-    """A stream of tasks, shuffled in each epoch by (seed, epoch). The position can be saved and restored.
+    """A stream of tasks. In each epoch, (seed, epoch) fixes the order. The position can be saved and restored.
 
-    The stream ends after `epochs`; None: never. Without `shuffle` each epoch has the order of the data. A `TaskFile`
-    stays on disk, with a computed order: eight bytes a row are in memory.
+    The stream ends after `epochs`; if None, never. Without `shuffle`, each epoch has the order of the data. The tasks
+    of a `TaskFile` stay on disk, and take eight bytes of memory each.
     """
 
     def __init__(self, tasks: Sequence[Task], seed: int, *, epochs: int | None = None, shuffle: bool = True) -> None:
@@ -55,19 +53,20 @@ class TaskStream:
         self._tasks, self._seed, self._epochs = tasks if isinstance(tasks, TaskFile) else list(tasks), seed, epochs
         self._shuffle = shuffle
         self._rows = tasks.fingerprint if isinstance(tasks, TaskFile) else "".join(map(_digest, self._tasks))
-        """Eight hexadecimal digits for each task, or sixteen for a whole file. Every checkpoint holds the digits."""
+        """A digest of the data, which every checkpoint has: eight hexadecimal digits for each task, or sixteen for a
+        whole file."""
         self._limit: PromptFilter | None = None
         self._too_long: set[int] = set()
-        """The rows that `limit_prompts` passed over."""
+        """The rows whose prompts are too long for `limit_prompts`."""
         self._epoch = self._position = 0
         self._order = self._shuffled()
 
     def take(self, n: int) -> list[Task]:
-        """The next `n` tasks, across the end of an epoch if necessary."""
+        """The next `n` tasks, which may come from two or more epochs."""
         return [drawn.task for drawn in (self.draw() for _ in range(n)) if drawn is not None]
 
     def draw(self) -> DrawnTask | None:
-        """The next task, with its place in the data. None after the last of `epochs`.
+        """Draw the next task, with its row and epoch. Returns None after the last of `epochs`.
 
         Raises ConfigError if the prompts of all tasks are too long.
         """
@@ -86,28 +85,28 @@ class TaskStream:
             self._too_long.add(row)
 
     def _check_lengths(self) -> None:
-        """Raises ConfigError if all tasks are too long."""
+        """Raises ConfigError if the prompts of all tasks are too long."""
         if len(self._too_long) == len(self._tasks):
             raise ConfigError("every prompt is longer than max_prompt_tokens; raise it")
 
     def limit_prompts(self, limit: PromptFilter) -> None:
-        """Pass over tasks with too long prompts."""
+        """From now on, leave out tasks with too long prompts."""
         self._limit = limit
 
     def task(self, row: int) -> Task:
-        """The task of a row of the data."""
+        """The task of a row of the data. The first row is 0."""
         return self._tasks[row]
 
     def metrics(self) -> dict[str, JSON]:
-        """The number of tasks with too long prompts. Empty without a limit."""
+        """A metric with the number of tasks whose prompts are too long. Empty without a limit."""
         return {} if self._limit is None else {**self._limit.metrics()}
 
     def state_dict(self) -> dict[str, JSON]:
         return {"epoch": self._epoch, "position": self._position, "seed": self._seed, "rows": self._rows}
 
     def load_state_dict(self, state: Mapping[str, Any], *, accept_changes: bool = False) -> None:
-        """Continue at the position of `state_dict`. Raises ConfigError if the seed changed, or a task, unless
-        accepted."""
+        """Continue at the position of `state_dict`. Raises ConfigError if the seed or a task has changed, unless
+        `accept_changes` is set."""
         changes = self._changes(state.get("rows"))
         if changes and not accept_changes:
             raise ConfigError(
@@ -129,7 +128,7 @@ class TaskStream:
         return order
 
     def _changes(self, before: str | None) -> str:
-        """The changed rows in words. "" if no row has changed, or if the change is unknown."""
+        """The changed rows as text. "" if no row has changed, or if the changes are unknown."""
         now = self._rows
         if before is None or before == now:
             return ""
@@ -146,10 +145,11 @@ class TaskStream:
 
 
 class Mixture:
-    """Tasks of several sources by weight. After any number of draws, each source has its share, within one task.
+    """Draws tasks from several sources by weight. After any number of draws, each source has its share, within one
+    task.
 
-    Each source has its own epochs. An ended source is left out. A task's row counts the rows of the sources before its
-    own, as `sizes` gives them.
+    Each source has separate epochs. A source that has ended is left out. The rows of the sources are numbered in
+    sequence: the row of a task is the row in the source, plus the `sizes` of all earlier sources.
     """
 
     def __init__(self, sources: Sequence[TaskSource], sizes: Sequence[int], weights: Sequence[float]) -> None:
@@ -176,7 +176,7 @@ class Mixture:
         return self._of(row)[0].task(self._of(row)[1])
 
     def metrics(self) -> dict[str, JSON]:
-        """The number of tasks with too long prompts. Empty without a limit."""
+        """A metric with the number of tasks whose prompts are too long. Empty without a limit."""
         return {} if self._limit is None else {**self._limit.metrics()}
 
     def limit_prompts(self, limit: PromptFilter) -> None:

@@ -25,18 +25,19 @@ log = logging.getLogger("agentrl")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """The columns of a data set in another form, named like slime's flags. Other columns are left out."""
+    """The names of a data set's columns that hold a task's fields. The attributes have the names of slime's flags.
+    Other columns are left out."""
 
     input_key: str = "prompt"
-    """The prompt: text, or messages."""
+    """The column of the prompt: text, or messages."""
     label_key: str | None = None
     metadata_key: str | None = None
-    """An object, or JSON text of an object."""
+    """The column of the metadata: an object, or JSON text of an object. None: no metadata."""
     tool_key: str | None = None
-    """A list of tools, or JSON text of a list."""
+    """The column of the tools: a list, or JSON text of a list. None: no tools."""
 
     def row(self, columns: Mapping[str, JSON]) -> dict[str, JSON]:
-        """A row under our own keys; a column without a value is left out."""
+        """The row with agentrl's keys in place of the column names. A column without a value is left out."""
         names = {
             "prompt": self.input_key,
             "label": self.label_key,
@@ -47,7 +48,7 @@ class Columns:
         return {key: columns[name] for key, name in names.items() if name is not None and columns.get(name) is not None}
 
     def names(self) -> list[str]:
-        """The columns to read."""
+        """The names of the columns to read."""
         return [name for name in (*astuple(self), "id", "seed") if name is not None]
 
 
@@ -63,7 +64,7 @@ _NAMES: Mapping[type, str] = {str: "a string", list: "a list", dict: "an object"
 _REMEDY = "give a JSONL file with one task a line"
 _PUBLISHED = "reward_model"
 _LISTED = 10
-"""Lines of refused rows that an error lists."""
+"""The most refused rows whose lines an error lists."""
 
 
 def tasks_of(
@@ -77,10 +78,12 @@ def tasks_of(
 ) -> list[Task]:
     """The tasks of a command: the tasks in `data`, or else the first `episodes` of the Env's own tasks.
 
-    Without `episodes`, a list of tasks is taken whole. Of a generator, which may be endless, 1000 tasks are taken to
-    train on, and 200 held out. `check` may raise ConfigError to refuse a task, beside the Env's own check.
+    Without `episodes`, a list of tasks is taken whole. A generator may be endless, so 1000 tasks are taken for
+    training, and 200 for evaluation. In addition to the Env's own check, `check` may raise ConfigError to refuse a
+    task.
 
-    Raises ConfigError with both sources or neither, if the Env makes fewer than `episodes`, and for any unusable task.
+    Raises ConfigError if both `data` and `episodes` are set, if neither `data` nor the Env has tasks, if the Env has
+    fewer tasks than `episodes`, and for any unusable task.
     """
     name = envs.cls.__name__
     if data is not None:
@@ -108,7 +111,8 @@ def held_out_tasks(
     check: Check | None = None,
     columns: Columns | None = None,
 ) -> list[Task]:
-    """The first tasks of a file, else the Env's own tasks if `from_env`. Empty without tasks. Raises ConfigError."""
+    """The first `most` tasks of a file. Without a file, the Env's own held-out tasks if `from_env`, else no tasks.
+    Raises ConfigError."""
     if data is not None:
         return load_tasks(data, split="eval", check=_both(envs.check, check), columns=columns)[:most]
     return own_tasks(envs, "eval", most=most, check=check) if from_env and makes_tasks(envs.cls) else []
@@ -133,8 +137,8 @@ def load_tasks(
     `metadata` and `tools` may be JSON text. The file's name gives its format, as in `read_rows`. Other columns of
     Parquet and CSV are left out, with a warning.
 
-    A row without an id is named by its line. A row without a seed gets its own seed, the same in every run. `check` may
-    raise ConfigError to refuse a task.
+    A row without an id gets its line as the id. A row without a seed gets a seed that is the same in every run. `check`
+    may raise ConfigError to refuse a task.
 
     Raises ConfigError (`file:line: what and remedy`) for the first unusable row. If `check` refuses several rows, the
     error lists the other lines.
@@ -158,7 +162,7 @@ def load_tasks(
 
 
 def _raise_first(path: Path, refusals: Mapping[int, ConfigError]) -> None:
-    """Raise the refusal of the first row, with the lines of the other refused rows."""
+    """Raise the error of the first refused row, with the lines of the other refused rows."""
     if not refusals:
         return
     (first, refusal), *others = refusals.items()
@@ -169,7 +173,8 @@ def _raise_first(path: Path, refusals: Mapping[int, ConfigError]) -> None:
 
 
 class TaskFile(Sequence[Task]):
-    """The tasks of a file that is too large for memory, or of a part of the file. A row is read and checked when drawn.
+    """The tasks of a file too large for memory, or of a range of rows in such a file. A row is read and checked when
+    drawn.
 
     Arguments and errors are as in `load_tasks`. The errors of a row are raised when the row is read.
     """
@@ -209,12 +214,13 @@ class TaskFile(Sequence[Task]):
 
     @property
     def fingerprint(self) -> str:
-        """Changes with the file's content."""
+        """A digest of the file's content, which changes if the content changes."""
         return self._rows.fingerprint
 
 
 def _columns_to_read(path: Path, columns: Columns | None) -> list[str] | None:
-    """The columns of a table with a meaning here. None for all columns. A warning names the left-out columns."""
+    """The names of the columns of a table that are read. None for all columns. A warning lists the columns that are
+    left out."""
     if columns is not None:
         return columns.names()
     names = column_names(path, _REMEDY)
@@ -227,7 +233,7 @@ def _columns_to_read(path: Path, columns: Columns | None) -> list[str] | None:
 
 
 def _of_cells(row: JSON) -> JSON:
-    """A row of a table of text, with messages and a seed read from their text."""
+    """A row of a text table. The JSON text of messages and the text of a seed are parsed."""
     if not isinstance(row, dict):
         return row
     values = dict(row)
@@ -273,7 +279,8 @@ def _task(
 
 
 def _parsed(row: Mapping[str, JSON]) -> dict[str, JSON]:
-    """The row with JSON text of `metadata` and `tools` parsed. Other text is kept, and refused later."""
+    """The row with parsed `metadata` and `tools`, if these are JSON text. Any other text stays unchanged, and is
+    refused later."""
     parsed = dict(row)
     for key in ("metadata", "tools"):
         if isinstance(text := parsed.get(key), str):
@@ -283,8 +290,8 @@ def _parsed(row: Mapping[str, JSON]) -> dict[str, JSON]:
 
 
 def _as_published(row: Mapping[str, JSON]) -> dict[str, JSON]:
-    """A row in verl's format under agentrl's keys. A null column counts as missing: Parquet cannot express a missing
-    column otherwise."""
+    """A row in verl's format with agentrl's keys. A null counts as a missing column, which Parquet cannot express
+    otherwise."""
     columns = {key: value for key, value in row.items() if value is not None}
     standard: dict[str, JSON] = {key: columns.pop(key) for key in ("prompt", "tools", "id", "seed") if key in columns}
     metadata = columns.pop("metadata", {})

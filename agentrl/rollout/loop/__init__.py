@@ -1,1 +1,1 @@
-"""The loop: drawn groups in a buffer with a journal, and the rollouts that fill the steps of a trainer."""
+"""The rollout loop: a buffer of drawn groups with a journal, and the rollouts that play the groups for a trainer."""

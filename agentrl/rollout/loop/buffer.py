@@ -1,4 +1,5 @@
-"""The drawn and untrained groups of a run: handed out, played, put back, dropped or trained, each once.
+"""The drawn and untrained groups of a run. The buffer hands out each group for playing, takes the group back, and
+records once that the group was trained or dropped.
 
     source ──take──▶ being played ──finished──▶ waits for the trainer ──trained──▶ gone
                         │  ▲                            │
@@ -6,9 +7,9 @@
                         ▼  │
                        waiting
 
-A group keeps its number from its first `take` to its end. `state` names the groups that are not gone, and the place in
-the data. A checkpoint holds the state. After `restore` these groups are handed out first, and the place in the data is
-the checkpoint's: every task is trained once in the history of the restored checkpoint.
+A group keeps its number from its first `take` to its end. `state` has the groups that are not gone, and the position in
+the data. A checkpoint holds the state. After `restore` these groups are handed out first, and the position in the data
+is that of the checkpoint: every task is trained once in the history of the restored checkpoint.
 
 Use a buffer from a single thread.
 """
@@ -36,47 +37,48 @@ Whereabouts: TypeAlias = Literal["playing", "waiting", "finished"]
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class PendingGroup:
-    """A drawn task with its episodes so far."""
+    """A group: a drawn task, with its episodes so far."""
 
     number: int
-    """Unique over the run, in the order of the first `take`, from 0."""
+    """The number of the group in its run. The groups count from 0 in the order of their first `take`."""
     task: Task
     row: int
     epoch: int
     members: list[Member]
-    """Episodes of earlier tries. If all have ended, no episode is left to play: call `finished` at once."""
+    """The episodes of earlier attempts to play the group; None for an episode to play. If all have ended, call
+    `finished` at once."""
     attempts: int = 0
-    """How often the group was put back."""
+    """How many times the group was put back."""
     born: int = 0
-    """The version of the oldest weights that may have sampled a token of the group: the version of the last `take`
-    without members."""
+    """The version of the oldest weights that may have sampled a token of the group. At each `take` without ended
+    episodes, `born` becomes the version of that time."""
 
     @property
     def ended(self) -> bool:
-        """Whether all episodes have ended."""
+        """Whether all episodes of the group have ended."""
         return all(isinstance(member, Trajectory) for member in self.members)
 
 
 BufferFilter: TypeAlias = Callable[[Any, int | None, list[PendingGroup], int], Sequence[PendingGroup]]
-"""slime's `buffer_filter(args, rollout_id, buffer, num_samples)`: removes at most `num_samples` waiting groups from the
-list, and returns them."""
+"""A function with slime's signature `buffer_filter(args, rollout_id, buffer, num_samples)`. The function removes at
+most `num_samples` waiting groups from the list `buffer`, and returns these groups."""
 
 
 def pop_first(args: Any, rollout_id: int | None, buffer: list[Any], num_samples: int) -> list[Any]:
-    """The groups in the order of their return; slime's default."""
+    """Take groups in the order of their return; slime's default."""
     taken = buffer[:num_samples]
     del buffer[:num_samples]
     return taken
 
 
 class GroupBuffer:
-    """Hands out groups of `group_size` episodes, and tracks the place of each group.
+    """Hands out groups of `group_size` episodes, and tracks whether each group is played, waiting or finished.
 
-    `policy` chooses among the returned groups, before a fresh task is drawn. The policy gets `args`. A group removed
-    without being returned is dropped as `buffer_filter`. With a `journal`, ended episodes outlive the process. With
-    `keeps_episodes=False` the journal only records the end of each group.
+    `policy` chooses among the waiting groups, before a fresh task is drawn, and gets `args`. A group that the policy
+    removes and does not return is dropped, with the reason `buffer_filter`. With a `journal`, ended episodes outlive
+    the process. With `keeps_episodes=False` the journal only records the end of each group.
 
-    Methods raise ValueError for a group in the wrong place, so that no group is trained twice.
+    Methods raise ValueError for a group that is not in the expected state, so that no group is trained twice.
     """
 
     def __init__(
@@ -91,27 +93,29 @@ class GroupBuffer:
     ) -> None:
         self.source, self.group_size = source, group_size
         self.dropped: Counter[str] = Counter()
-        """Number of dropped groups so far, by reason."""
+        """Reason -> the number of groups that were dropped for this reason so far."""
         self.trained_groups = 0
-        """Number of trained groups so far."""
+        """The number of trained groups so far."""
         self._policy, self._args, self.journal = policy, args, journal
         self._keeps_episodes = keeps_episodes
         self._saved_episodes: dict[Place, dict[int, Trajectory]] = {}
-        """Episodes in the journal of groups that may be drawn again, by group and member."""
+        """Group -> member -> the journal's episode, for groups that may be drawn again."""
         self._next, self._step = 0, 0
         self.waiting: list[PendingGroup] = []
-        """Groups that were put back, in order."""
+        """Groups that were put back, in the order of their return."""
         self._where: dict[int, Whereabouts] = {}
         self._groups: dict[int, PendingGroup] = {}
-        """Groups that are not gone, by number."""
+        """Number of a group -> the group, for all groups that are not gone."""
 
     def begin(self, journal: Journal) -> None:
-        """Use this journal from the first group on. Entries of an attempt without a checkpoint are removed."""
+        """Use this journal from the first group on. Earlier entries of the journal, which belong to an attempt without
+        a checkpoint, are removed."""
         self.journal = journal
         journal.rewind(0, -1, ())
 
     def take(self, version: int = 0) -> PendingGroup | None:
-        """The next group to play: a waiting group by the policy, else a fresh group. None at the end of the data.
+        """Take the next group to play: a waiting group by the policy, else a fresh group. Returns None at the end of
+        the data.
 
         `version` is the version of the weights that will sample.
         """
@@ -125,14 +129,14 @@ class GroupBuffer:
         return group
 
     def keep(self, group: PendingGroup, index: int, member: Trajectory) -> None:
-        """Keep an ended episode of a group in play: a restart need not play it again."""
+        """Store an ended episode of a group in play, so that a restart need not play the episode again."""
         group.members += [None] * (index + 1 - len(group.members))  # with seats, an episode has several trajectories
         group.members[index] = member
         if self.journal is not None and self._keeps_episodes:
             self.journal.keep(_place(group), index, member, newest_weights(member, self._step))
 
     def finished(self, group: PendingGroup, trajectories: Sequence[Trajectory]) -> None:
-        """All episodes of the group have ended. The group waits for the trainer."""
+        """Record that all episodes of the group have ended. The group then waits for the trainer."""
         self._move(group, "finished", "playing", "waiting")
         if group in self.waiting:
             self.waiting.remove(group)
@@ -140,10 +144,8 @@ class GroupBuffer:
         self._keep_all(group)
 
     def put_back(self, group: PendingGroup, members: Sequence[Member] = ()) -> None:
-        """Return an unfinished group, or a group to play again. The group is handed out again, with these members.
-
-        Without members all its episodes restart.
-        """
+        """Return a group that is unfinished, or must be played again. The group will be handed out again with these
+        members. Members that are missing or None are played."""
         self._move(group, "waiting", "playing", "finished")
         group.members = [*members, *[None] * (self.group_size - len(members))]
         group.attempts += 1
@@ -151,14 +153,14 @@ class GroupBuffer:
         self._keep_all(group)
 
     def drop(self, group: PendingGroup, reason: str) -> None:
-        """The group will not be trained. `reason` is a word or two, for `dropped`."""
+        """Remove a group that will not be trained. `reason` is a word or two, the key in `dropped`."""
         self._leave(group, "playing", "waiting", "finished")
         self.dropped[reason] += 1
         if self.journal is not None:
             self.journal.gone(_place(group), "dropped", self._step, reason)
 
     def trained(self, step: int, groups: Iterable[PendingGroup]) -> None:
-        """The trainer has learned from these groups. Call it after the update and before `state`."""
+        """Remove groups that the trainer has learned from. Call this method after the update and before `state`."""
         self._step = step
         for group in groups:
             self._leave(group, "finished")
@@ -167,17 +169,20 @@ class GroupBuffer:
                 self.journal.gone(_place(group), "trained", step)
 
     def saved(self, state: Mapping[str, Any]) -> None:
-        """A checkpoint with this state is complete: episodes for older checkpoints are forgotten."""
+        """Record that a checkpoint with this state is complete. Episodes that only older checkpoints need are
+        deleted."""
         if self.journal is not None:
             self.journal.saved(state["step"])
 
     def depths(self) -> dict[str, JSON]:
-        """How many groups are being played, wait to be played again, and wait for the trainer."""
+        """The numbers of groups that are being played, wait to be played again, and have finished and wait for the
+        trainer."""
         counts = Counter(self._where.values())
         return {where: counts[where] for where in ("playing", "waiting", "finished")}
 
     def state(self) -> dict[str, JSON]:
-        """All groups that are not gone, as plain JSON without the episodes, and the place in the data; a copy."""
+        """A copy of the state as plain JSON: all groups that are not gone, without their episodes, and the position in
+        the data."""
         return {
             "next": self._next,
             "step": self._step,
@@ -189,10 +194,10 @@ class GroupBuffer:
         }
 
     def restore(self, state: Mapping[str, Any], *, accept_changes: bool = False) -> None:
-        """Return to `state`. Groups that were not gone are handed out first.
+        """Return to `state`. The groups of the state are handed out first.
 
-        Raises ConfigError for changed data, unless `accept_changes` is set. Then the journal's episodes are played
-        again, since their tasks may differ.
+        Raises ConfigError for changed data, unless `accept_changes` is set. With `accept_changes`, the journal's
+        episodes are played again, since their tasks may differ.
         """
         self.source.load_state_dict(state["source"], accept_changes=accept_changes)
         self._next, self._step, self.trained_groups = state["next"], state["step"], state["trained"]
@@ -215,7 +220,8 @@ class GroupBuffer:
             )
 
     def _find_episodes(self, journal: str | None) -> None:
-        """Rewind the journal, and give the groups their episodes, if the journal is the checkpoint's."""
+        """Rewind the journal. If the checkpoint was written with this journal (`journal` is its id), give the groups
+        their episodes."""
         if self.journal is None:
             return
         if journal not in (None, self.journal.id):
@@ -232,7 +238,7 @@ class GroupBuffer:
             group.born = oldest_weights(group.members, self._step)
 
     def _keep_all(self, group: PendingGroup) -> None:
-        """Note the group, its episodes, and the members to play again."""
+        """Write the group and its episodes to the journal, and delete the episodes to play again."""
         for index, member in enumerate(group.members):
             if member is not None:
                 self.keep(group, index, member)
@@ -273,7 +279,7 @@ class GroupBuffer:
         return group
 
     def _in_order(self) -> list[PendingGroup]:
-        """Played and ended groups in the order of their numbers, then the returned groups."""
+        """Groups in play and finished groups in the order of their numbers, then the groups that were put back."""
         waiting = {group.number for group in self.waiting}
         return [*(group for number, group in sorted(self._groups.items()) if number not in waiting), *self.waiting]
 

@@ -19,23 +19,24 @@ Group: TypeAlias = list[Trajectory]
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """The groups of one step."""
+    """The groups of a step."""
 
     groups: list[Group]
-    """Groups to learn from."""
+    """The groups to learn from."""
     pending: list[PendingGroup] = field(default_factory=list)
-    """The same groups in the buffer, where they wait to be trained."""
+    """The buffer's entries of the same groups, which wait to be trained."""
     replaced: list[Group] = field(default_factory=list)
-    """Replaced groups, in the order of their play. Their tokens are masked as `replaced`."""
+    """The groups that were replaced, in the order of their play. The tokens of these groups are masked, with the reason
+    `replaced`."""
     metrics: Mapping[str, JSON] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
 class GroupDrawer:
-    """Takes groups from a buffer, plays them, and reports the results to the buffer and its data.
+    """Takes groups from a buffer, plays the groups, and reports the results to the buffer.
 
-    `refill` bounds how often in a step idle groups are replaced by groups of fresh tasks: DAPO's dynamic sampling
-    (arXiv 2503.14476). A step always has `groups` groups. At the bound, the last group of each place stays.
+    A group without a learning signal is replaced by a group of a fresh task, at most `refill` times in a step: DAPO's
+    dynamic sampling (arXiv 2503.14476). Then the last replacement stays, so a step always has `groups` groups.
 
     The draw depends on the buffer's state, the seed and the step alone, so a step that is played again after a kill
     draws the same tasks and replaces the same groups.
@@ -48,16 +49,17 @@ class GroupDrawer:
     seed: int
     sampling_params: SamplingParams
     teach: Callable[[Sequence[Group]], Sequence[bool]]
-    """For each group of a step, whether the group teaches."""
+    """A function that tells for each group of a step whether the group teaches."""
     warn: Callable[[str], None]
     why: Callable[[Group], str] = lambda group: "replaced"
-    """The reason of a group without a learning signal. The buffer counts the reasons."""
+    """A function that returns the reason for dropping a group without a learning signal. The buffer counts the
+    reasons."""
     refill: int = 0
     keep_unscored: bool = False
     _warned: bool = False
 
     async def draw(self, step: int) -> Drawn:
-        """The groups of a step. Raises as `run_groups` does."""
+        """Play the groups of a step. Raises the errors of `run_groups`."""
         pending, groups = await self._play(step, self.groups, first=0)
         replaced, dropped = list[Group](), self.buffer.dropped.copy()
         idle = before = self._idle(groups)
@@ -83,7 +85,8 @@ class GroupDrawer:
         """Does nothing: no episode outlives its step."""
 
     def _watch(self, step: int, idle: Sequence[int], replaced: int) -> None:
-        """Warn if fresh tasks do not teach either. The warning repeats only after a step that taught."""
+        """Warn if fresh tasks do not teach either. The warning is repeated only after a step in which a group
+        taught."""
         nothing = len(idle) == self.groups
         if nothing and not self._warned:
             self.warn(
@@ -94,7 +97,7 @@ class GroupDrawer:
         self._warned = nothing
 
     def _idle(self, groups: Sequence[Group]) -> list[int]:
-        """The places of the groups without a learning signal."""
+        """The indices of the groups without a learning signal."""
         return [place for place, teaches in enumerate(self.teach(groups)) if not teaches]
 
     async def _play(self, step: int, count: int, *, first: int) -> tuple[list[PendingGroup], list[Group]]:
@@ -122,7 +125,7 @@ class GroupDrawer:
         return pending, groups
 
     def _take(self, step: int, count: int) -> list[PendingGroup]:
-        """Raises ConfigError at the end of finite data."""
+        """Take `count` groups from the buffer. Raises ConfigError at the end of finite data."""
         taken = [group for group in (self.buffer.take(step - 1) for _ in range(count)) if group is not None]
         if len(taken) < count:
             raise ConfigError(f"step {step}: the data has ended; give more epochs, or fewer steps")
@@ -130,7 +133,7 @@ class GroupDrawer:
 
 
 def _by_seat(groups: Sequence[Group]) -> dict[str, JSON]:
-    """The mean reward of each seat. Empty for an Env without seats."""
+    """A metric for each seat: the mean reward. Empty for an Env without seats."""
     seated = [trajectory for group in groups for trajectory in group if trajectory.seat and trajectory.is_valid]
     by_seat: dict[str, list[float]] = {}
     for trajectory in seated:

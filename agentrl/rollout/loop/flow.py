@@ -1,4 +1,4 @@
-"""How a rollout flows: throughput, queues, ages, where the time goes, and stragglers."""
+"""Metrics of a rollout's speed: throughput, lengths of queues, ages of groups, seconds by phase, and stragglers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON
 
 _STRAGGLES = 5
-"""Multiple of the median time in flight after which an episode counts as a straggler."""
+"""An episode in flight for more than this multiple of the median time is a straggler."""
 
 
 @dataclass(slots=True)
@@ -21,13 +21,13 @@ class Flow:
 
     _flying: dict[str, float] = field(default_factory=dict)
     _ended: list[float] = field(default_factory=list)
-    """Seconds of each episode that ended since the last report."""
+    """The seconds of each episode that has ended since the last report."""
     _usual: float = 0.0
     _since: float = field(default_factory=time.monotonic)
 
     @contextmanager
     def episode(self, name: str) -> Iterator[None]:
-        """Count an episode while the block plays it."""
+        """Count an episode as in flight while the context is open."""
         began = self._flying[name] = time.monotonic()
         try:
             yield
@@ -36,7 +36,7 @@ class Flow:
             self._ended.append(time.monotonic() - began)
 
     def stragglers(self) -> list[str]:
-        """The names of the episodes in flight that take several times the usual time."""
+        """The names of the episodes that are in flight for several times the median time."""
         now = time.monotonic()
         return [name for name, began in self._flying.items() if self._usual and now - began > _STRAGGLES * self._usual]
 
@@ -47,9 +47,10 @@ class Flow:
         group_ages: Mapping[int, int],
         queues: Mapping[str, int],
     ) -> dict[str, JSON]:
-        """The metrics of a step, whose groups these are, and begin again. Seconds of phases are summed over episodes.
+        """The metrics of a step with these groups. Then the counts of the next step begin. Seconds of phases are summed
+        over episodes.
 
-        `group_ages` is the histogram of staleness, in groups; `queues` are the depths of the queues now.
+        `group_ages` maps the age of a group to the number of groups. `queues` maps a queue to its present length.
         """
         now, ended = time.monotonic(), self._ended
         self._usual = median(ended) if ended else self._usual

@@ -4,10 +4,10 @@
        ▲                │           │
        └──── put_back ──┴── stale ──┘
 
-All hosts share the loop: a host gives a source of groups and a function that plays a group. The loop acts on events:
-an episode or a group has ended, the trainer took groups, the weights changed. Only episodes that may never end are
-polled. Fully-async is the rollout of AReaL (arXiv 2505.24298). Sync with over-sampling and an abort of the rest is
-slime's rollout, with the dynamic sampling of DAPO (arXiv 2503.14476).
+Several trainers use the same loop: each passes a source of groups, and a function that plays a group. The loop acts on
+events: an episode or a group has ended, the trainer took groups, the weights changed. Only episodes that may never end
+are polled. Fully-async is the rollout of AReaL (arXiv 2505.24298). In the sync mode, more groups than needed are
+played, and the rest is aborted: this is slime's rollout, with the dynamic sampling of DAPO (arXiv 2503.14476).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from agentrl.rollout.play.waiting import waiting_for
 log = logging.getLogger("agentrl")
 
 LOOK_S = 10.0
-"""Seconds between two looks at groups that may never end."""
+"""Seconds between two checks for groups that may never end."""
 
 Stale: TypeAlias = Literal["drop", "retry", "mask"]
-"""The treatment of a group with too old weights: the group is dropped, is retried from the beginning and dropped the
-second time, or is trained without the tokens that are too old."""
+"""The treatment of a group whose weights are too old. drop: the group is dropped. retry: the group is played again from
+the beginning, and dropped the second time. mask: the group is trained without the tokens that are too old."""
 
 
 class LoopGroup(Protocol):
-    """The loop's view of a group, such as `PendingGroup`."""
+    """The attributes of a group that the loop needs. `PendingGroup` has these attributes."""
 
     @property
     def number(self) -> int: ...
@@ -48,31 +48,33 @@ G = TypeVar("G", bound=LoopGroup)
 
 
 class GroupSource(Protocol[G]):
-    """The source of groups, which also takes back untrained groups and counts dropped groups."""
+    """A source of groups, such as a buffer, which also takes back untrained groups, and counts dropped groups."""
 
     def take(self, version: int) -> G | None:
-        """The next group, to be played with weights of this version. None at the end of the data."""
+        """Take the next group, which will be played with weights of this version. Returns None at the end of the
+        data."""
         ...
 
     def put_back(self, group: G, *, anew: bool) -> None:
-        """Return an unfinished group to the buffer. `anew`: its episodes are discarded."""
+        """Return an unfinished group. `anew`: the episodes of the group are discarded."""
         ...
 
     def drop(self, group: G, reason: str) -> None: ...
 
 
 PlayGroup: TypeAlias = Callable[[G], Awaitable[str | None]]
-"""Plays the missing episodes of a group. Returns None if all episodes have ended, else the reason: `aborted` puts the
-group back, any other reason drops the group."""
+"""A function that plays the missing episodes of a group. The function returns None if all episodes have ended, else a
+reason. The reason `aborted` puts the group back; any other reason drops the group."""
 ABORTED = "aborted"
 
 
 class GroupLoop(Generic[G]):
-    """Keeps groups in flight, and holds the ended groups for the trainer.
+    """Keeps groups in play, and holds the ended groups for the trainer.
 
-    Fully-async: `begin`, then `take` in each step, and `advance` after each change of the weights. Sync: `collect`,
-    then `abort`. `hungry` returns whether a group may begin; call `fill` after each change. The exception of a group
-    ends all others, and is raised by the trainer's next call. Use the loop from a single event loop.
+    Fully-async: call `begin`, then `take` in each step, and `advance` after each change of the weights. Sync: call
+    `collect`, then `abort`. `hungry` returns whether a group may begin; call `fill` when its result may have changed.
+    The exception of a group ends all other groups, and is raised by the trainer's next call. Use the loop in a single
+    event loop.
     """
 
     def __init__(
@@ -95,25 +97,25 @@ class GroupLoop(Generic[G]):
         self._play, self._hungry, self._drop_reason, self.steps = play, hungry, drop_reason, steps
         self._late = late
         self.version = 0
-        """The version of the sampling weights."""
+        """The version of the weights that sample now."""
         self.step = 0
         """The last step whose groups the trainer took."""
         self.stopping = False
-        """The abort flag of the episodes."""
+        """Whether the episodes must stop."""
         self._tasks: dict[int, tuple[G, asyncio.Task[str | None]]] = {}
         self._abandoned: set[asyncio.Task[str | None]] = set()
-        """Dropped groups in play, until they have ended."""
+        """The tasks of dropped groups, until their episodes have ended."""
         self._ready: dict[int, G] = {}
         self._replaced: set[int] = set()
-        """Late groups in play that do not count towards the bounds."""
+        """The numbers of late groups in play, which do not count towards the bounds."""
         self._retried: set[int] = set()
-        """Groups that were too old once."""
+        """The numbers of groups that were too old once, and are played again."""
         self._running, self._most = False, 0
         self._failed: BaseException | None = None
         self._at_end = False
         """Whether the data has ended."""
         self._anew = False
-        """Whether aborted groups restart."""
+        """Whether the episodes of aborted groups are discarded."""
         self._changed = asyncio.Event()
 
     @property
@@ -125,8 +127,8 @@ class GroupLoop(Generic[G]):
         return len(self._ready)
 
     def fill(self) -> None:
-        """Begin groups while the room and the bound on staleness allow: never more than the trainer can take before
-        their tokens are too old."""
+        """Begin groups while `hungry` and the bound on staleness allow. No more groups begin than the trainer can take
+        before their tokens are too old."""
         while self._running and not self._at_end and self._alive() < self._bound() and self._hungry():
             group = self.source.take(self.version)
             if group is None:
@@ -138,19 +140,20 @@ class GroupLoop(Generic[G]):
             task.add_done_callback(partial(self._ended, group))
 
     def begin(self, version: int, step: int) -> None:
-        """Play ahead of the trainer, which has learned from `step` steps, with weights of this version."""
+        """Begin to play ahead of the trainer, with weights of this version. The trainer has learned from `step`
+        steps."""
         self.version, self.step = max(self.version, version), max(self.step, step)
         if not self._running:
             self._running, self.stopping, self._at_end = True, False, False
         self.fill()
 
     def advance(self, version: int) -> None:
-        """The engine has new weights."""
+        """Record that the engine has weights of a new version."""
         self.version = version
         self.fill()
 
     async def take(self, step: int) -> list[G]:
-        """Wait for the groups of a step: the oldest groups, in the order of their numbers.
+        """Wait for the groups of a step: the groups with the oldest weights, in the order of their numbers.
 
         Raises the error that ended an episode, and ConfigError at the end of the data.
         """
@@ -175,8 +178,8 @@ class GroupLoop(Generic[G]):
         return sorted(oldest, key=lambda group: group.number)
 
     async def collect(self, version: int, at_once: int) -> list[G]:
-        """A sync rollout: play `at_once` groups, and further groups for dropped groups, until a step has its groups.
-        The rest is then aborted and put back. The groups are in the order of their numbers.
+        """A sync rollout: keep `at_once` groups in play until a step has its groups. Dropped groups are replaced. The
+        returned groups are in the order of their numbers. Call `abort` to end the other groups.
 
         Raises the error that ended an episode, and ConfigError at the end of the data.
         """
@@ -199,10 +202,10 @@ class GroupLoop(Generic[G]):
         return collected
 
     async def abort(self, cut: Callable[[], Awaitable[None]], *, partial_groups: bool = True) -> None:
-        """Stop the episodes in flight, and wait for their end. `cut` ends the engine's requests.
+        """Stop the episodes in flight, and wait for their end. `cut` is a function that ends the engine's requests.
 
         With `partial_groups`, complete groups stay ready, and other groups are put back with their episodes so far.
-        Without `partial_groups`, all groups are put back and restart.
+        Without `partial_groups`, all groups are put back, and their episodes are discarded.
         """
         self._running, self.stopping, self._anew = False, True, not partial_groups
         try:
@@ -223,7 +226,7 @@ class GroupLoop(Generic[G]):
             self.source.put_back(group, anew=False)
 
     async def stop(self) -> None:
-        """Cancel the groups in play, and wait for their end. Groups in flight are put back. Safe to call twice."""
+        """Cancel the groups in play, put these groups back, and wait for their end. Safe to call twice."""
         self._running, self.stopping = False, True
         for _, task in list(self._tasks.values()):
             task.cancel()
@@ -236,7 +239,8 @@ class GroupLoop(Generic[G]):
                 await asyncio.sleep(0)  # their callbacks run now
 
     def _replace_late(self) -> None:
-        """Begin further groups in place of groups that may never end. A late group is still taken at its end."""
+        """Begin further groups in place of groups that may never end. A late group that ends can still be taken by the
+        trainer."""
         late = self._late([group for group, _ in self._tasks.values()]) - self._replaced
         if late:
             self._replaced |= late
@@ -245,15 +249,15 @@ class GroupLoop(Generic[G]):
             self.fill()
 
     def _bound(self) -> int:
-        """How many groups may be played or ready."""
+        """The most groups that may be in play or ready."""
         if self._most:  # ready groups need no further groups
             return self._most
         last = self.version + self.staleness + 1
         return (last if self.steps is None else min(last, self.steps)) * self.groups - self.step * self.groups
 
     def _alive(self) -> int:
-        """The groups that count towards the bounds. Groups that are already too old, and stay for `mask`, do not
-        count."""
+        """The number of groups that count towards the bound. Groups that are already too old, and stay for `mask`, do
+        not count."""
         playing = [group for number, (group, _) in self._tasks.items() if number not in self._replaced]
         if self.stale != "mask" or self._most:
             return len(playing) + len(self._ready)
@@ -264,7 +268,8 @@ class GroupLoop(Generic[G]):
         return await self._play(group)
 
     def _ended(self, group: G, task: asyncio.Task[str | None]) -> None:
-        """A group is not played any more. An exception here would be lost, because the event loop calls this."""
+        """Called by the event loop when a group is not in play any more. Exceptions are stored, because the event loop
+        would only log them."""
         exc = None if task.cancelled() else task.exception()
         if exc is not None:
             self._fail(exc)
@@ -291,13 +296,13 @@ class GroupLoop(Generic[G]):
             self.source.drop(group, reason)
 
     def _fail(self, exc: BaseException) -> None:
-        """The first exception ends all groups."""
+        """Store the first exception, and cancel all groups."""
         self._failed, self._running, self.stopping = self._failed or exc, False, True
         for _, task in self._tasks.values():
             task.cancel()
 
     def _drop_stale(self) -> None:
-        """Drop or put back the groups that will be too old in the next step. They would only block room."""
+        """Drop or put back the groups that will be too old in the next step, so that fresh groups can begin."""
         if self.stale == "mask" or (self.steps is not None and self.step >= self.steps):
             return
         for group in [*self._ready.values(), *(group for group, _ in self._tasks.values())]:
@@ -314,7 +319,7 @@ class GroupLoop(Generic[G]):
                     self.source.drop(group, "stale")
 
     def _leave(self, task: asyncio.Task[str | None]) -> None:
-        """Cancel a dropped group, and keep a reference until its end."""
+        """Cancel the task of a dropped group, and keep a reference to the task until its end."""
         task.cancel()
         self._abandoned.add(task)
         task.add_done_callback(self._abandoned.discard)
@@ -325,7 +330,7 @@ class GroupLoop(Generic[G]):
             raise failed
 
     async def _wait(self, timeout: float | None = None) -> bool:
-        """Wait for a change. False if no change comes in this time."""
+        """Wait for a change. Returns False if no change comes within `timeout` seconds."""
         self._changed.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):

@@ -1,8 +1,8 @@
 """The journal of a buffer: an SQLite file with a row for each group, and the episodes of the groups that are not gone.
 
-The trainer's checkpoint has the groups that are not gone (`GroupBuffer.state`): a run is exact without a journal. The
-journal keeps their ended episodes through a crash, so that they are not played again. The table `groups` has
-a row about the end of each group, for `sqlite3 journal.db` after the run.
+The trainer's checkpoint has the groups that are not gone (`GroupBuffer.state`): a run is exact without a journal. With
+a journal, the ended episodes of these groups survive a crash, and are not played again. The table `groups` has a row
+about the end of each group, for `sqlite3 journal.db` after the run.
 
 A thread writes transactions of many changes, so the loop does not wait for the disk. The file is in WAL mode, and
 locked while open, so network file systems work, too. On a file system without locks, a warning is logged. After a kill
@@ -33,16 +33,16 @@ from agentrl.trajectory.trajectory import Trajectory
 log = logging.getLogger("agentrl")
 
 Place: TypeAlias = tuple[int, int, int]
-"""A group's number, and the row and epoch of its task."""
+"""A group, as three numbers: the number of the group, and the row and the epoch of the task."""
 GroupState: TypeAlias = Literal["playing", "waiting", "finished", "trained", "dropped"]
 Change: TypeAlias = tuple[str, Sequence[Any]]
-"""A statement and its values."""
+"""A change of the database: an SQL statement and its values."""
 
 _VERSION = 1
 _FREE = "free some disk, or name a folder that can be written"
 _NOT_ABOUT_LOCKS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 _PAUSE_S = 0.02
-"""Seconds within which changes share a transaction."""
+"""Seconds for which changes are collected in a transaction."""
 _TABLES = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT);
 CREATE TABLE groups (
@@ -68,18 +68,18 @@ _PRUNE = "DELETE FROM episodes WHERE number IN (SELECT number FROM groups WHERE 
 
 
 class Journal:
-    """A journal file, created if missing. Close it.
+    """An open journal file. The file is created if missing. Call `close` at the end.
 
-    Raises ConfigError if another process writes the file, if the file is damaged, or if other users can write to it:
-    episodes are pickled, and unpickling a file can run code. Later methods raise ConfigError after a failed write.
+    Raises ConfigError if another process writes the file, if the file is damaged, or if other users can write to the
+    file: episodes are pickled, and unpickling a file can run code. Methods raise ConfigError after a failed write.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.unsaved = 0
-        """Episodes that cannot be pickled. After a crash they are played again."""
+        """The number of episodes that cannot be pickled. After a crash these episodes are played again."""
         self._marks: dict[tuple[int, int], tuple[object, float | None]] = {}
-        """Marks of the saved episodes of groups that are not gone, so that no episode is saved twice."""
+        """(group number, member) -> the episode and the reward that are saved, so that no episode is saved twice."""
         self._saved_step = -1
         self._open()
         self._failed: Exception | None = None
@@ -88,13 +88,14 @@ class Journal:
         self._thread.start()
 
     def note(self, group: Place, state: GroupState) -> None:
-        """The group is in this state now."""
+        """Record the present state of a group."""
         self._put(_SET, (*group, state, time.time()))
         if state == "waiting":
             self._put(_AGAIN, (group[0],))
 
     def gone(self, group: Place, state: Literal["trained", "dropped"], step: int, reason: str = "") -> None:
-        """Note that the group is gone. The group's episodes are forgotten, unless the last checkpoint may need them."""
+        """Record that a group is gone. The episodes of the group are deleted, except those that the last checkpoint may
+        need."""
         number = group[0]
         self._put(_GONE, (state, reason, step, time.time(), number))
         self._put(_LEAVE, (number, self._saved_step))
@@ -102,7 +103,8 @@ class Journal:
             del self._marks[key]
 
     def keep(self, group: Place, index: int, member: Trajectory, version: int) -> None:
-        """Save an episode of a group. `version`: the newest weights that may have sampled the episode."""
+        """Save an episode of a group. `version` is the version of the newest weights that may have sampled the
+        episode."""
         key, mark = (group[0], index), (member, member.reward)
         before = self._marks.get(key)
         if before is not None and before[0] is mark[0] and before[1] == mark[1]:
@@ -116,21 +118,21 @@ class Journal:
         self._put(_KEEP, (group[0], index, group[1], group[2], version, data))
 
     def forget(self, group: Place, index: int) -> None:
-        """Forget the saved state of an episode that will be played again."""
+        """Delete the saved episode of a member that will be played again."""
         self._marks.pop((group[0], index), None)
         self._put(_FORGET, (group[0], index))
 
     def saved(self, step: int) -> None:
-        """A checkpoint of this step is complete: the episodes of groups that were gone earlier are forgotten."""
+        """Record that a checkpoint of this step is complete. The episodes of groups that are gone are deleted."""
         self._saved_step = step
         self._put(_PRUNE, ())
 
     def rewind(self, number: int, step: int, groups: Iterable[tuple[Place, int]]) -> dict[Place, dict[int, Trajectory]]:
         """Return to the time before group `number` was drawn and after `step` was trained. `groups` are the groups that
-        were not gone, each with the number of its returns.
+        were not gone at that time, each with the number of returns to the buffer.
 
-        Returns the usable episodes, by group and member: weights of later steps have sampled no token of a usable
-        episode. Episodes of groups from `number` on are usable if the same tasks are drawn again.
+        Returns the usable episodes, by group and member. An episode is usable if no weights of later steps have sampled
+        its tokens. Episodes of groups from `number` on are usable if the same tasks are drawn again.
         """
         self._saved_step = step
         self._marks.clear()
@@ -152,7 +154,7 @@ class Journal:
         self._check()
 
     def close(self) -> None:
-        """Write the pending changes, and release the file's lock."""
+        """Write the pending changes, and unlock the file."""
         self._queue.put(None)
         self._thread.join()
         self._database.close()
@@ -188,10 +190,10 @@ class Journal:
             self._database.close()
             raise ConfigError(f"{self.path}: a journal of another version of agentrl; delete it: episodes are replayed")
         self.id = about["id"]
-        """Names this file for checkpoints."""
+        """The id of this file, which checkpoints store."""
 
     def _begin(self, query: str) -> dict[str, str]:
-        """Open the database, with its tables, and return the entries of its table `about`."""
+        """Open the database, create missing tables, and return the entries of the table `about`."""
         address = f"{self.path.absolute().as_uri()}{query}"
         self._database = sqlite3.connect(address, timeout=0, isolation_level=None, check_same_thread=False, uri=True)
         try:
@@ -265,14 +267,14 @@ def _refusal(path: Path, exc: sqlite3.DatabaseError) -> ConfigError:
 
 
 def newest_weights(member: Trajectory, default: int) -> int:
-    """The newest version of the weights that sampled an episode. `default` if the engine names no version."""
+    """The version of the newest weights that sampled an episode; `default` if the engine reports no version."""
     versions = member.weight_versions
     named = [int(version) for version in versions if version.isdecimal()]
     return max(named) if named and len(named) == len(versions) else default
 
 
 def oldest_weights(members: Iterable[Trajectory | None], default: int) -> int:
-    """The oldest version of the weights that sampled any of these episodes. `default` if the engine names no
+    """The version of the oldest weights that sampled any of these episodes; `default` if the engine reports no
     version."""
     named = [version for member in members if member is not None for version in member.weight_versions]
     return min([default, *(int(version) for version in named if version.isdecimal())])

@@ -1,4 +1,5 @@
-"""The groups of each step from a rollout loop that plays ahead of the trainer. Compare GroupDrawer."""
+"""Draws the groups of each step from a rollout loop that plays ahead of the trainer. GroupDrawer plays groups in turn
+with the updates."""
 
 from __future__ import annotations
 
@@ -18,22 +19,23 @@ from agentrl.types import SamplingParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopSettings:
-    """How a loop plays groups for a trainer."""
+    """The settings of a loop that plays groups for a trainer."""
 
     groups: int
-    """Groups of a step."""
+    """The number of groups in a step."""
     seed: int = 0
     sampling_params: SamplingParams = field(default_factory=SamplingParams)
     teach: Callable[[Sequence[Group]], Sequence[bool]] | None = None
-    """For each group, whether the group teaches. None: no group is dropped for this reason."""
+    """A function that tells for each group whether the group teaches. None: all groups teach."""
     why: Callable[[Group], str] = lambda group: "replaced"
-    """The reason of a group without a learning signal. The buffer counts the reasons."""
+    """A function that returns the reason for dropping a group without a learning signal. The buffer counts the
+    reasons."""
     refill: int = 0
-    """The most times in a step that a group without a learning signal is replaced."""
+    """How many times in a step groups without a learning signal may be replaced."""
     staleness: int = 0
     stale: Stale = "drop"
     steps: int | None = None
-    """The last step of the run."""
+    """The number of the run's last step."""
     keep_unscored: bool = False
 
 
@@ -65,18 +67,19 @@ class LoopDrawer:
         )
         self.slots.on_free = self.loop.fill
         self.evaluating = replace(rollout, slot=lambda: self.slots.one("eval"))
-        """The rollout whose episodes take the slots of evaluation."""
+        """The rollout for evaluations, whose episodes use the slots for evaluation."""
         self._replaced: list[Group] = []
         self._dropped: Counter[str] | None = None
-        """Dropped groups at the last report. None before the first group: a checkpoint may still be restored."""
+        """The counts of dropped groups at the last report. None before the first group, because a checkpoint may still
+        be restored."""
 
     def begin(self, version: int, step: int) -> None:
-        """Play ahead from now on, with weights of this version; `step` steps are done."""
+        """Begin to play ahead of the trainer, with weights of this version. `step` steps are done."""
         self._drops_so_far()
         self.loop.begin(version, step)
 
     async def draw(self, step: int) -> Drawn:
-        """The groups of a step, after `begin`. Raises as `run_groups` does."""
+        """Wait for the groups of a step. Call `begin` first. Raises the errors of `run_groups`."""
         before = self._drops_so_far()
         pending = await self.loop.take(step)
         groups = [[member for member in group.members if isinstance(member, Trajectory)] for group in pending]
@@ -97,7 +100,7 @@ class LoopDrawer:
         return self._dropped
 
     async def stop(self) -> None:
-        """End all episodes. Ended groups stay ready."""
+        """Cancel all episodes. Groups that have ended stay ready."""
         await self.loop.stop()
 
     def _unwanted(self, group: PendingGroup) -> str | None:

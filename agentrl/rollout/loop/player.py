@@ -24,11 +24,12 @@ from agentrl.types import SamplingParams, StopReason
 
 @dataclass(slots=True, kw_only=True)
 class GroupPlayer:
-    """The source and the player of a GroupLoop's groups: episodes of a `Rollout`, each in a slot.
+    """The source of a GroupLoop's groups, and the player of their episodes. The episodes belong to a `Rollout`, and
+    each needs a slot.
 
-    A group begins when a slot is free and no episode waits, so `slots.total` episodes are in flight at any time. The
-    sampling seed of an episode depends on (seed, group, member) alone: the same groups get the same tokens beside any
-    other groups, if the engine's answers depend on nothing else.
+    A group begins when a slot is free and no episode waits for a slot, so `slots.total` episodes are in flight at any
+    time. The sampling seed of an episode depends on (seed, group, member) alone. So a group gets the same tokens beside
+    any other groups, if the engine's results depend on nothing else.
     """
 
     rollout: Rollout
@@ -37,17 +38,17 @@ class GroupPlayer:
     seed: int
     sampling_params: SamplingParams
     aborted: Callable[[], bool] = lambda: False
-    """Whether the episodes stop. They restart when their group is taken again."""
+    """A function that tells whether the episodes must stop. They restart when their group is taken again."""
     keep_unscored: bool = False
     name: str = "train"
     flow: Flow = field(default_factory=Flow)
     _waiting_for_slot: dict[int, int] = field(default_factory=dict)
-    """Number of episodes without a slot, for each group in play."""
+    """Group in play -> the number of the group's episodes that wait for a slot."""
 
     # The source
 
     def hungry(self) -> bool:
-        """Whether a slot is free and no episode of a group waits for the slot."""
+        """Whether a group may begin: a slot is free, and no episode waits for a slot."""
         return self.slots.room("train") > sum(self._waiting_for_slot.values())
 
     def take(self, version: int) -> PendingGroup | None:
@@ -57,7 +58,7 @@ class GroupPlayer:
         return group
 
     def late(self, groups: Sequence[PendingGroup]) -> Set[int]:
-        """The numbers of the groups with an episode that takes several times the usual time."""
+        """The numbers of the groups with an episode that is in flight for several times the median time."""
         names = {flight.name.rpartition("-")[0] for flight in late(self.name)}
         return {group.number for group in groups if f"{self.name}-{group.number:06d}" in names}
 
@@ -72,7 +73,7 @@ class GroupPlayer:
     # The play
 
     async def play(self, group: PendingGroup) -> str | None:
-        """Play the missing episodes of a group; see `PlayGroup`. Raises as `run_groups` does."""
+        """Play the missing episodes of a group; see `PlayGroup`. Raises the errors of `run_groups`."""
         missing = [i for i, member in enumerate(group.members) if not isinstance(member, Trajectory)]
         await gather([self._play_member(group, index) for index in missing])
         self._waiting_for_slot.pop(group.number, None)
@@ -118,8 +119,8 @@ class GroupPlayer:
 
 
 def group_ages(groups: Sequence[PendingGroup], step: int) -> Mapping[int, int]:
-    """The number of groups by age. The age is the number of updates between the weights at the group's beginning and
-    this step."""
+    """Age -> the number of groups of this age. The age of a group is the number of updates between the weights at its
+    beginning and this step."""
     ages: dict[int, int] = {}
     for group in groups:
         age = max(step - 1 - group.born, 0)

@@ -1,4 +1,4 @@
-"""Slots for episodes in flight: a fixed number, with a share for an evaluation."""
+"""Slots for episodes in flight: a fixed number, of which a part can be reserved for an evaluation."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ Use: TypeAlias = Literal["train", "eval"]
 
 
 class EpisodeSlots:
-    """At most `total` episodes are in flight. Waiting episodes get slots in the order of their arrival.
+    """Lets at most `total` episodes be in flight. Waiting episodes get slots in the order of their arrival.
 
-    With a reserved share, evaluation has the reserved slots. Training has the other slots, and reserved slots without
-    use. Without a share, each may have all slots. An episode in flight never loses its slot: a new share is filled as
-    episodes end. Use the slots from a single event loop.
+    During `reserve`, an evaluation has the reserved slots. Training has the other slots, and the reserved slots that no
+    evaluation episode waits for. Without a reservation, both may use all slots. An episode in flight never loses its
+    slot: reserved slots become free as episodes end. Use the slots in a single event loop.
     """
 
     def __init__(self, total: int, on_free: Callable[[], None] = lambda: None) -> None:
         self.total, self.on_free = total, on_free
-        """`on_free` is called when a training episode could begin and none waits."""
+        """total: the number of slots. on_free: a function that is called when a training episode could begin and no
+        training episode waits."""
         self.reserved = 0
         self._taken: Counter[Use] = Counter()
         self._waiting: dict[Use, deque[asyncio.Future[None]]] = {"train": deque(), "eval": deque()}
@@ -30,7 +31,7 @@ class EpisodeSlots:
         return self._taken[use]
 
     def free(self, use: Use) -> int:
-        """The number of episodes that could begin now, beside the waiting ones."""
+        """The number of further episodes that could begin now, in addition to the waiting episodes."""
         return self.room(use) - sum(not waiter.done() for waiter in self._waiting[use])
 
     @asynccontextmanager
@@ -45,8 +46,8 @@ class EpisodeSlots:
 
     @contextmanager
     def reserve(self, slots: int) -> Iterator[None]:
-        """Reserve slots for evaluation while the context is open. At least one slot stays for training; a single slot
-        is never reserved."""
+        """While the context is open, slots are reserved for evaluation. At least one slot stays for training, so a
+        single slot is never reserved."""
         self.reserved = max(min(slots, self.total - 1), 0)
         self._hand_out()
         try:
@@ -56,7 +57,7 @@ class EpisodeSlots:
             self._hand_out()
 
     def room(self, use: Use) -> int:
-        """Slots without an episode. Waiting episodes have a claim to them."""
+        """The number of slots without an episode. Waiting episodes get these slots first."""
         most = self.total
         if self.reserved and use == "eval":
             most = self.reserved

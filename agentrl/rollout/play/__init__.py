@@ -1,1 +1,1 @@
-"""Play: groups of episodes in this process or in workers, with opponents, branches, retries and filters."""
+"""Playing groups of episodes in this process or in workers, with opponents, branches, retries and filters."""

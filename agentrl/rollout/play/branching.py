@@ -39,16 +39,16 @@ from agentrl.types import Generation, Rendered, SamplingParams, Task, TurnOption
 
 @dataclass(slots=True)
 class Budget:
-    """The cost limit of a tree's branches. A turn's branches begin only while both limits are positive. They are
-    played to their end, so a group may exceed `tokens`."""
+    """The limits of a tree's branches. The branches of a turn begin only while both limits are positive. The branches
+    are played to their end, so a group may exceed `tokens`."""
 
     episodes: int
-    """Continuations."""
+    """The number of branches that may still begin."""
     tokens: int | None = None
-    """Sampled tokens. None: no bound."""
+    """The number of tokens that may still be sampled in branches. None: no limit."""
 
     def allows(self, count: int) -> int:
-        """How many of the wanted continuations may begin."""
+        """How many of `count` wanted branches may begin."""
         spent = self.tokens is not None and self.tokens <= 0
         return 0 if spent else min(count, self.episodes)
 
@@ -60,7 +60,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class _Fork:
-    """The Env before one turn."""
+    """The state of the Env and of the conversation before a turn."""
 
     saved: Any
     """The result of `Env.snapshot`."""
@@ -73,17 +73,17 @@ class _Fork:
 
 @dataclass(slots=True)
 class EpisodeTree:
-    """An episode and its branches. Leave it (`async with`) or `close` it if snapshots of its Env hold running machines,
-    which stay until then."""
+    """An episode (the root) and its branches (the leaves). Close the tree, by `async with` or `close`: snapshots of the
+    Env may hold running machines until then."""
 
     rollout: Rollout
     root: Trajectory
     task: Task
-    """The original task."""
+    """The task of the root."""
     budget: Budget
     params: SamplingParams
     groups: list[list[Trajectory]] = field(default_factory=list)
-    """The groups to learn from: leaves by their first turn."""
+    """The groups to learn from. Each group has the leaves that begin with the same turn."""
     _forks: dict[int, _Fork] = field(default_factory=dict)
 
     @classmethod
@@ -96,7 +96,8 @@ class EpisodeTree:
         session_id: str,
         sampling_params: SamplingParams | None = None,
     ) -> EpisodeTree:
-        """Play the root. Raises as `run_episode` does, and ConfigError for an Env that cannot be forked."""
+        """Play the root, and return its tree. Raises the errors of `run_episode`, and ConfigError for an Env that
+        cannot be forked."""
         _check(rollout)
         params: SamplingParams = {
             **rollout.options.sampling_params,
@@ -139,7 +140,7 @@ class EpisodeTree:
         await self.close()
 
     async def close(self) -> None:
-        """Remove the machines in the snapshots. Afterwards turns that need a machine cannot branch. Safe to call
+        """Remove the machines in the snapshots. After closing, turns that need a machine cannot branch. Safe to call
         twice."""
         await _drop(self._forks)
 
@@ -185,7 +186,7 @@ class EpisodeTree:
         return leaf
 
     async def _fork(self, episode: Episode, turn: int) -> None:
-        """Bring a fresh Env and an empty trajectory to the beginning of a turn. Raises ResumeError."""
+        """Set a fresh Env and an empty trajectory to the state at the beginning of a turn. Raises ResumeError."""
         fork, root = self._forks.get(turn), self.root
         if turn == 0 or fork is None:
             thinking = await self._play_again(episode, turn)
@@ -201,7 +202,8 @@ class EpisodeTree:
         await episode.reopen()
 
     async def _play_again(self, episode: Episode, turn: int) -> bool:
-        """Reset the Env and play the root's actions to it, in a discarded conversation. Return `thinking`."""
+        """Reset the Env, and repeat the root's actions before the turn in a discarded conversation. Returns whether the
+        generation prompt leaves a thinking block open."""
         root, leaf = self.root, episode.state.trajectory
         again = EpisodeState(Trajectory(self.task, session_id=root.session_id))
         replay = Episode.of(
@@ -252,7 +254,7 @@ def _check(rollout: Rollout) -> None:
 
 
 def _left(options: EpisodeOptions, root: Trajectory, turn: int) -> EpisodeOptions:
-    """The options of a leaf, without the root's spending before the turn."""
+    """The options of a leaf: the root's turns and tokens before the turn are subtracted from the limits."""
     limits = options.limits
     spent = len(_tokens_before(root, turn)) - root.prompt_length
     tokens = None if limits.tokens is None else max(limits.tokens - spent, 1)
@@ -265,7 +267,7 @@ def _tokens_before(root: Trajectory, turn: int) -> list[int]:
 
 
 def _messages_before(root: Trajectory, turn: int) -> list[Any]:
-    """The messages that precede the model's message number `turn`."""
+    """The messages of the root before its turn number `turn`."""
     replies = [place for place, message in enumerate(root.messages) if message.get("role") == "assistant"]
     sampled = replies[len(replies) - len(root.actions) :]  # the prompt may hold earlier replies
     return list(root.messages[: sampled[turn]])

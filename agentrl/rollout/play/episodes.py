@@ -1,4 +1,5 @@
-"""An episode of a rollout, with or without seats: played here or by a worker, and again after a failure."""
+"""An episode of a rollout, with or without seats: played in this process or by a worker, and repeated after a
+failure."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ class LockstepProtocol(Protocol):
 
 
 class NoLockstep:
-    """A lockstep without effect, for other engines."""
+    """A lockstep without effect, for engines that have no lockstep."""
 
     def episode(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -53,7 +54,7 @@ class NoLockstep:
 
 
 class RemotePlayer(Protocol):
-    """Plays episodes elsewhere; see `agentrl.rollout.play.remote`."""
+    """Plays episodes in other processes; see `agentrl.rollout.play.remote`."""
 
     async def play(
         self,
@@ -63,7 +64,9 @@ class RemotePlayer(Protocol):
         *,
         hooks: EpisodeHooks | None = None,
     ) -> Trajectory:
-        """As `play_episode`. Of `hooks`, only `aborted` counts: whether an episode outlives the engine's aborts."""
+        """Play an episode, as `play_episode` does. Of `hooks`, the worker only uses whether `aborted` is set. If set,
+        the episode continues after the engine aborts a request, as for new weights. If None, such an abort ends the
+        episode."""
         ...
 
 
@@ -72,12 +75,12 @@ class RewardSeen:
     """Whether the episodes of a run get rewards."""
 
     any: bool = False
-    """Whether any episode got a reward. Set it when a run is resumed."""
+    """Whether any episode of the run got a reward. Set this attribute when a run is resumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """The common settings of all episodes of a run."""
+    """The settings that all episodes of a run share."""
 
     envs: EnvFactory
     engine: Engine
@@ -85,18 +88,19 @@ class Rollout:
     options: EpisodeOptions = field(default_factory=EpisodeOptions)
     reward: RewardFn | None = None
     concurrency: int = 128
-    """Episodes in flight at once."""
+    """The most episodes in flight at once."""
     scored: RewardSeen = field(default_factory=RewardSeen)
     opponents: Opponents = field(default_factory=Opponents)
-    """Who plays the other seats of an Env with seats."""
+    """The players of the other seats, in an Env with seats."""
     failures: FailurePolicy = RETRY
-    """The policy for episodes with a failed environment."""
+    """The policy for episodes whose environment fails."""
     phases: PhaseSlots | None = None
-    """Bounds on how many episodes reset, step and score at once."""
+    """Limits on how many episodes reset, step and score at once."""
     slot: Callable[[], AbstractAsyncContextManager[None]] | None = None
-    """Gives each episode its slot, in place of `concurrency`."""
+    """A function that gives an episode a slot, as a context, in place of the limit `concurrency`."""
     workers: RemotePlayer | None = None
-    """Workers that play the episodes. The Envs are then not entered here, and the engine's lockstep is not used."""
+    """Workers that play the episodes. With workers, the Envs are not entered in this process, and the engine's lockstep
+    is not used."""
 
 
 async def play_episode(
@@ -107,7 +111,7 @@ async def play_episode(
     *,
     hooks: EpisodeHooks | None = None,
 ) -> Trajectory:
-    """Play an episode, with further attempts by `rollout.failures` after a failure of the environment.
+    """Play an episode. After a failure of the environment, it is repeated as `rollout.failures` says.
 
     Raises BugError for a bug, ConfigError, and InfraError if a failure ends the run.
     """
@@ -122,7 +126,7 @@ async def _play_with_retry(
     lockstep: LockstepProtocol,
     hooks: EpisodeHooks | None = None,
 ) -> Trajectory:
-    """Play an episode. After a failure of the environment, play it again under other session ids."""
+    """Play an episode. After a failure of the environment, repeat the episode under another session id."""
     if rollout.workers is not None:
         return await rollout.workers.play(task, params, session_id, hooks=hooks)
     hooks = replace(hooks or EpisodeHooks(on_turn=note_turn), slots=rollout.phases)
@@ -136,7 +140,7 @@ async def _play_with_retry(
 
 
 def _name_of(session_id: str, attempt: int) -> str:
-    """The session id of an attempt. Attempts after the first have their own names."""
+    """The session id of an attempt. The first attempt has the id `session_id`."""
     return session_id + (AGAIN if attempt == 1 else f"{AGAIN}{attempt}" if attempt else "")
 
 
@@ -153,7 +157,8 @@ async def play_all_seats(
     lockstep: LockstepProtocol,
     seating: Seating | None,
 ) -> list[Trajectory]:
-    """As `_play_with_retry`, for an Env with or without seats. A broken environment fails and masks every seat."""
+    """Play an episode of an Env with or without seats. After a failure of the environment, play it again. If the last
+    attempt fails, the trajectories of all seats fail and are masked."""
     if seating is None:
         return [await _play_with_retry(rollout, task, params, session_id, lockstep)]
 
@@ -201,7 +206,7 @@ async def _play(
 
 
 def raise_bug(trajectory: Trajectory) -> Trajectory:
-    """The trajectory. Raises BugError if a bug ended the episode."""
+    """Raises BugError if a bug ended the episode, else returns the trajectory."""
     if trajectory.failure is not None and trajectory.failure.kind == "bug":
         raise BugError(trajectory.failure, trajectory.session_id)
     return trajectory
@@ -219,7 +224,7 @@ async def play_seats(
     session_id: str,
     slots: PhaseSlots | None = None,
 ) -> list[Trajectory]:
-    """Play an episode with seats. Return the trajectories of the policy's seats, in the Env's order."""
+    """Play an episode with seats. Returns the trajectories of the policy's seats, in the Env's order."""
     try:
         with at_boundary("reset"):
             env = envs.make()

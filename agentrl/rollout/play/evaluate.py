@@ -1,4 +1,4 @@
-"""Evaluation: greedy episodes over tasks, and their metrics."""
+"""Evaluation: a greedy episode of each task, and the metrics of these episodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentrl.types import SamplingParams, Task
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A set of episodes and their metrics."""
+    """The episodes of an evaluation, and their metrics."""
 
     metrics: RolloutMetrics
     trajectories: Sequence[Trajectory] = field(repr=False, compare=False)
@@ -32,9 +32,10 @@ async def evaluate(
     name: str = "eval",
     on_episode: Callable[[Trajectory], None] | None = None,
 ) -> Evaluation:
-    """A greedy episode of each task, in order. Raises as `run_groups` does. Episodes without a reward are kept.
+    """Play a greedy episode of each task, in order. Raises the errors of `run_groups`. Episodes without a reward are
+    allowed.
 
-    A relative reward has no group to compare: `Env.score` gives the rewards.
+    A relative reward has no group to compare with, so `Env.score` gives the rewards.
     """
     if is_relative(rollout.reward):
         rollout = replace(rollout, reward=None, scored=RewardSeen())

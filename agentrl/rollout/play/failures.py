@@ -1,4 +1,4 @@
-"""Policies for an episode with a failed environment: fail fast, retry with backoff, smallest group."""
+"""Policies for episodes whose environment fails: end the run, retry with growing pauses, drop small groups."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from agentrl.types import JSON
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailurePolicy:
-    """A failed episode has no reward. So under every policy a group's baseline is the mean of its valid episodes."""
+    """A policy for episodes whose environment fails. A failed episode has no reward. So under every policy, the
+    baseline of a group is the mean of its valid episodes."""
 
     again: int = 1
-    """How often the episode is played once more, each time with a fresh Env."""
+    """How many times a failed episode is played again, each time with a fresh Env."""
     wait_s: float = 0.0
-    """Seconds before the second attempt. They double each time."""
+    """Seconds before the second attempt. Each further attempt waits twice as long."""
     least: int = 0
-    """A group with fewer valid episodes is dropped as `env_failure`, and a fresh task takes its place."""
+    """The fewest valid episodes of a group. A group with fewer is dropped, with the reason `env_failure`, and a fresh
+    task replaces the group."""
     ends_run: bool = False
-    """Raise InfraError for the first episode whose last attempt fails."""
+    """Whether the first episode whose last attempt fails raises InfraError."""
 
 
 RETRY = FailurePolicy()
@@ -30,7 +32,7 @@ FAIL_FAST = FailurePolicy(again=0, ends_run=True)
 
 
 def smallest_group(least: int, *, again: int = 1, wait_s: float = 0.0) -> FailurePolicy:
-    """Train groups with at least `least` valid episodes, and drop the other groups."""
+    """A policy that trains groups with at least `least` valid episodes, and drops all other groups."""
     return FailurePolicy(again=again, wait_s=wait_s, least=least)
 
 
@@ -39,8 +41,8 @@ async def with_retries(
     play: Callable[[int], Awaitable[Sequence[Trajectory]]],
     again: Callable[[], None] = lambda: None,
 ) -> Sequence[Trajectory]:
-    """Play an episode by `play(attempt)`, with further attempts by the policy. `again` is called before each further
-    attempt.
+    """Play an episode by `play(attempt)`, and repeat it after failures as the policy says. `again` is called before
+    each repetition.
 
     An episode with seats has several trajectories, and fails if any trajectory fails. `info["restarted"]` of the last
     attempt has the errors of the earlier attempts. Raises InfraError if the policy ends the run.
@@ -70,5 +72,5 @@ def _failed(trajectories: Sequence[Trajectory]) -> Trajectory | None:
 
 
 def too_few(policy: FailurePolicy, group: Sequence[Trajectory]) -> bool:
-    """Whether a group has too few valid episodes."""
+    """Whether a group has fewer valid episodes than the policy needs."""
     return sum(trajectory.is_valid for trajectory in group) < policy.least

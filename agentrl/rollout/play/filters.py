@@ -1,4 +1,5 @@
-"""Filters of groups: the groups of finished episodes that a step does not learn from, with reasons."""
+"""Filters of groups. A filter decides which groups of finished episodes a step does not learn from, and gives a
+reason."""
 
 from __future__ import annotations
 
@@ -10,22 +11,24 @@ from agentrl.errors import ConfigError
 from agentrl.trajectory.trajectory import Trajectory
 
 GroupFilter: TypeAlias = Callable[[Sequence[Trajectory]], str | None]
-"""The reason to drop a group, in a word or two, or None to keep the group."""
+"""A function of a group. The function returns None to keep the group, or the reason to drop the group, in a word or
+two."""
 
 NO_SPREAD = "no_spread"
-"""The reason for groups of equal rewards. No filter has to name the reason."""
+"""The reason to drop a group of equal rewards. Filters need not return this reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnFilter:
-    """A user's function of a group's trajectories. It returns True to keep the group, False, or the reason to drop.
+    """A filter from a user's function of a group's trajectories. The function returns True to keep the group, and False
+    or a reason as text to drop the group.
 
-    Raises ConfigError for any other answer.
+    Raises ConfigError if the function returns anything else.
     """
 
     function: Callable[[Sequence[Trajectory]], object]
     name: str
-    """The reason for False."""
+    """The reason for a group for which the function returns False."""
 
     def __call__(self, group: Sequence[Trajectory]) -> str | None:
         match self.function(group):

@@ -1,4 +1,4 @@
-"""Groups of episodes: each task is played `group_size` times, concurrently, with seeds that fix the sampling."""
+"""Groups of episodes: each task is played `group_size` times, concurrently. Seeds fix the sampling."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from agentrl.types import Reward, SamplingParams, StopReason, Task
 T = TypeVar("T")
 
 Place: TypeAlias = tuple[int, int]
-"""The place of an episode or trajectory: the number of its task, and its number within the group."""
+"""An episode or a trajectory of a group: the number of the task, and the number within the group."""
 
 
 @runtime_checkable
@@ -51,8 +51,8 @@ class GroupReward(Protocol):
     async def of_group(
         self, trajectories: Sequence[Trajectory], policy: EngineSpeaker | None = None
     ) -> Sequence[float | Reward]:
-        """A reward for each trajectory. `policy` is the model in training, for questions of the function. A function
-        without this parameter does not get the policy."""
+        """Return a reward for each trajectory. `policy` is the model in training, for functions that question a model.
+        A function without this parameter does not get the policy."""
         ...
 
 
@@ -71,10 +71,10 @@ async def run_groups(
     finished: Mapping[Place, Trajectory] | None = None,
     keep: Callable[[Trajectory, Place], None] | None = None,
 ) -> list[list[Trajectory]]:
-    """Play `group_size` episodes of each task. Return the groups in the order of the tasks.
+    """Play `group_size` episodes of each task. Returns the groups in the order of the tasks.
 
-    `first` is the number of the first group. Episodes in `finished` are not played again. `keep` gets each new
-    trajectory and its place as soon as the episode has ended.
+    `first` is the number of the first group. Episodes in `finished` are not played again. `keep` is called with each
+    new trajectory and its place (task, member) as soon as the episode has ended.
 
     Sampling seeds and session ids depend on (name, seed, step, group, member) alone. After a failure of the environment
     the episode is played again, as `rollout.failures` says. An episode whose last attempt fails has no reward, and is
@@ -125,7 +125,7 @@ class _Round:
     async def play_all(
         self, episodes: Sequence[Place], finished: Mapping[Place, Trajectory]
     ) -> Mapping[Place, Trajectory]:
-        """The trajectories of these episodes by place. Episodes in `finished` are not played."""
+        """Play these episodes. Returns their trajectories by place. Episodes in `finished` are not played again."""
         trajectories = {
             place: trajectory
             for place, trajectory in finished.items()
@@ -172,20 +172,21 @@ async def _play_in_waves(
 
 
 def _seatings(rollout: Rollout, numbers: Sequence[int], offset: int) -> list[Seating | None]:
-    """Who plays in each group; None for an Env without seats."""
+    """The seating of each group; None for an Env without seats."""
     seats = rollout.envs.cls.seats
     return [rollout.opponents.seating(seats, offset + number) if seats else None for number in numbers]
 
 
 def _places(episode: Place, seatings: Sequence[Seating | None]) -> list[Place]:
-    """The places of an episode's trajectories."""
+    """The places of an episode's trajectories. An episode with seats has several."""
     group, member = episode
     seats = 1 if (seating := seatings[group]) is None else len(seating.trained)
     return [(group, member * seats + i) for i in range(seats)]
 
 
 def _fits(trajectory: Trajectory, seating: Seating | None, member: int) -> bool:
-    """Whether a finished trajectory fits the seating: a repeated group may get another seating."""
+    """Whether a finished trajectory has the opponent and the seat of the seating. A repeated group may get another
+    seating."""
     if seating is None:
         return True
     same = trajectory.info.get("opponent") == seating.opponent.name
@@ -201,7 +202,7 @@ def by_seat(group: Sequence[Trajectory]) -> list[list[Trajectory]]:
 async def _score_groups(
     rollout: Rollout, reward: GroupReward, groups: Sequence[Sequence[Trajectory]], name: str
 ) -> None:
-    """Score the seats of all groups at once. Questions to the policy go through the engine's lockstep."""
+    """Score all groups at once, each seat separately. Questions to the policy go through the engine's lockstep."""
     policy = EngineSpeaker(rollout.engine, rollout.renderer)
     seats = [seat for group in groups for seat in by_seat(group)]
 
@@ -214,11 +215,11 @@ async def _score_groups(
 
 
 async def score_group(reward: GroupReward, group: Sequence[Trajectory], policy: EngineSpeaker | None = None) -> None:
-    """Score the valid episodes of a finished group. An episode without a turn keeps its reward of 0. If the reward
-    function fails by the environment's fault, all valid episodes count as failed. With a relative reward, the result of
-    `Env.score` becomes the part `score`, and branches keep their rewards.
+    """Score the valid episodes of a finished group.
 
-    Raises BugError for a bug, and ConfigError.
+    An episode without a turn keeps its reward of 0. If the reward function fails because of the environment, all valid
+    episodes count as failed. With a relative reward, the result of `Env.score` becomes the part `score` of the reward,
+    and branches keep their rewards. Raises BugError for a bug, and ConfigError.
     """
     valid = [trajectory for trajectory in group if trajectory.is_valid and trajectory.turn_count]
     if not valid:
@@ -241,13 +242,13 @@ async def score_group(reward: GroupReward, group: Sequence[Trajectory], policy: 
 
 
 def _takes_policy(reward: GroupReward) -> bool:
-    """Whether `of_group` has a parameter `policy`, or takes any keyword."""
+    """Whether `of_group` accepts the argument `policy`."""
     parameters = inspect.signature(reward.of_group).parameters
     return "policy" in parameters or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
 def settle_rewards(envs: EnvFactory, scored: RewardSeen, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """Apply the rule for episodes without a reward, and return the unscored episodes.
+    """Give a reward to episodes without a reward where the rule below allows. Returns the episodes that stay without.
 
     The default `Env.score` is a sum. If any episode of the run was rewarded, an empty sum is 0. The reward is also 0 if
     the Env never saw a turn. Otherwise the episode stays unscored, with reward None.
@@ -268,7 +269,7 @@ def refuse_unscored(envs: EnvFactory, task: Task) -> NoReturn:
 
 
 def _was_answered(trajectory: Trajectory) -> bool:
-    """Whether `Env.step`, or an agent, has seen a turn. Unreadable calls never reach `step`."""
+    """Whether `Env.step`, or an agent, has seen a turn. Turns with unreadable tool calls never reach `Env.step`."""
     answered = any(turn.env_s > 0 and turn.bad_call != "structural" for turn in trajectory.turns)
     return answered or "agent" in trajectory.info
 

@@ -1,4 +1,4 @@
-"""The episodes in play in this process: their beginning, their turn, and the work for which they wait."""
+"""The episodes in flight in this process: the beginning, the turn, and the present wait of each episode."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON
 
 AGAIN = "-again"
-"""Part of the session id of a repeated episode, after a failure of its environment."""
+"""The part of a session id that marks a repetition of an episode after a failure of its environment."""
 _LATE = 5
 _LATE_S = 300.0
-"""Seconds before which no episode is late. A late episode also takes several times the median of its kind."""
+"""Seconds before which no episode is late. To be late, an episode must also take _LATE times the median of its kind."""
 _REMEMBERED = 256
 
 
@@ -28,18 +28,18 @@ class Flight:
     name: str
     task: str
     kind: str = "train"
-    """"train", or the name of an evaluation."""
+    """Training ("train"), or the name of an evaluation."""
     episode: bool = True
     started: float = field(default_factory=time.time)
-    """Seconds since 1970."""
+    """The beginning, in seconds since 1970."""
     activity: Activity = field(default_factory=Activity)
     trajectory: Trajectory | None = None
-    """As soon as a turn has ended."""
+    """The trajectory so far. None until the first turn has ended."""
     reported: Mapping[str, JSON] = field(default_factory=dict)
     """The last report of the worker that plays the episode."""
 
     def to_json(self) -> dict[str, JSON]:
-        """The state as JSON: the present wait, and its beginning."""
+        """The state as JSON: the work that the flight waits for at present, and the time since when."""
         if self.reported:
             return {**self.reported, "started": self.started}
         name, since = self.activity.now
@@ -53,7 +53,7 @@ class Flight:
         }
 
     def _between(self) -> str:
-        """The next work, where no wait is noted."""
+        """The work that comes next, while no wait is recorded."""
         if self.trajectory is None:
             return "reset or first turn" if self.episode else "score"
         spans = self.trajectory.segment.spans
@@ -62,14 +62,15 @@ class Flight:
 
 _FLYING: dict[str, Flight] = {}
 _STARTED: dict[str, float] = {}
-"""When episodes began, by session id, until `take_started`. Evaluations use the same ids each time."""
+"""Session id -> the beginning of the episode in seconds since 1970, until `take_started`. Evaluations use the same ids
+each time."""
 DURATIONS: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
-"""Seconds of the last episodes of each kind."""
+"""Kind -> the seconds of its last episodes."""
 
 
 @contextmanager
 def flying(session_id: str, task: str, kind: str = "train", *, episode: bool = True) -> Iterator[None]:
-    """List an episode while the block plays it."""
+    """List an episode as in flight while the context is open."""
     flight = _FLYING[session_id] = Flight(session_id, task, kind, episode)
     if episode:
         _STARTED[session_id] = flight.started
@@ -84,7 +85,7 @@ def flying(session_id: str, task: str, kind: str = "train", *, episode: bool = T
 
 
 def late(kind: str) -> Sequence[Flight]:
-    """The episodes of a kind in flight for several times the duration of ended episodes."""
+    """The episodes of a kind that are in flight for several times the median duration of ended episodes."""
     took = DURATIONS[kind]
     if not took:
         return []
@@ -93,28 +94,29 @@ def late(kind: str) -> Sequence[Flight]:
 
 
 def of_kind(kind: str) -> Sequence[Flight]:
-    """The flights of a kind, with the scoring of groups, in the order of their beginning."""
+    """The episodes of a kind in flight and the scoring of its groups, in the order of their beginning."""
     return [flight for flight in list(_FLYING.values()) if flight.kind == kind]
 
 
 def note_turn(trajectory: Trajectory, session_id: str = "") -> None:
-    """Note the end of a turn; for `EpisodeHooks.on_turn`. `session_id` names an episode with seats."""
+    """Record the end of a turn; for `EpisodeHooks.on_turn`. For an episode with seats, `session_id` is the id of the
+    episode."""
     if (flight := _FLYING.get((session_id or trajectory.session_id).partition(AGAIN)[0])) is not None:
         flight.trajectory = trajectory
 
 
 def note_remote(status: Mapping[str, Mapping[str, JSON]]) -> None:
-    """Note a worker's report about its episodes, by session id."""
+    """Record a worker's report about its episodes, by session id."""
     for session_id, reported in status.items():
         if (flight := _FLYING.get(session_id)) is not None:
             flight.reported = reported
 
 
 def in_flight() -> Mapping[str, Flight]:
-    """The episodes by session id; a copy."""
+    """A copy of the episodes in flight, by session id."""
     return {name: flight for name, flight in list(_FLYING.items()) if flight.episode}
 
 
 def take_started(session_id: str) -> float | None:
-    """When an episode began, in seconds since 1970; asked once."""
+    """When an episode began, in seconds since 1970. None after the first call for an episode."""
     return _STARTED.pop(session_id.partition(AGAIN)[0], None)

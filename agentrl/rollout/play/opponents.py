@@ -1,8 +1,7 @@
 """Opponents of the policy in an Env with seats: the policy itself, older weights, or a function.
 
-A task has the same opponent for its whole group, so that the group's episodes can be compared. Against the policy
-itself every seat is trained. Against another opponent the policy has a single seat, and the seats alternate from task
-to task.
+All episodes of a group have the same opponent, so that these episodes can be compared. Against the policy itself every
+seat is trained. Against another opponent the policy has a single seat, and the seats alternate from task to task.
 """
 
 from __future__ import annotations
@@ -26,23 +25,23 @@ if TYPE_CHECKING:
     from agentrl.render.base import Renderer
 
 POLICY = "policy"
-"""The model in training as its own opponent, with its present weights."""
+"""The name of the opponent that is the model in training, with the present weights."""
 
 
 class Opponent(Protocol):
-    """Plays the seats without the policy."""
+    """Plays the seats that the policy does not have."""
 
     @property
     def name(self) -> str: ...
 
     def engine(self, renderer: Renderer, seed: int) -> Engine | None:
-        """The engine of an episode. `seed` fixes the random numbers. None: the policy's engine."""
+        """The engine that plays in an episode. `seed` fixes the random numbers. None: the policy's engine."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The policy plays every seat, and is trained in each."""
+    """The policy as its own opponent: it plays every seat, and every seat is trained."""
 
     name: str = POLICY
 
@@ -52,9 +51,10 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class FixedPlayer:
-    """A function of the messages so far and the tools, which returns the next message. The function may be async.
+    """An opponent that is a function of the messages so far and of the tools. The function returns the next message,
+    and may be async.
 
-    A third parameter gets a `random.Random` with the episode's seed.
+    If the function has a third parameter, it gets a `random.Random` with the episode's seed.
     """
 
     name: str
@@ -62,7 +62,7 @@ class FixedPlayer:
 
     @classmethod
     def load(cls, name: str, key: str) -> FixedPlayer:
-        """The function at a path. `key` begins the message of the ConfigError for other objects."""
+        """Load the function at a path. Raises ConfigError for other objects; its message begins with `key`."""
         play = load_object(name)
         if not callable(play) or not 2 <= len(inspect.signature(play).parameters) <= 3:
             raise ConfigError(f"{key} {name} must be a function of messages and tools, and perhaps of a Random")
@@ -87,7 +87,7 @@ class FixedPlayer:
 
 @dataclass(frozen=True, slots=True)
 class OlderWeights:
-    """A model with other weights than the policy's, on its own engine."""
+    """An opponent with other weights than the policy, on a separate engine."""
 
     name: str
     model: Engine
@@ -98,15 +98,15 @@ class OlderWeights:
 
 @dataclass(frozen=True, slots=True)
 class Seating:
-    """The players of a task's episodes."""
+    """The opponent in a task's episodes, and the seats of policy and opponent."""
 
     opponent: Opponent
     trained: tuple[str, ...]
-    """The seats of the policy."""
+    """The seats that the policy plays."""
     others: tuple[str, ...]
 
     def players(self, renderer: Renderer, seed: int) -> dict[str, Engine]:
-        """The engine of each seat without the policy, for one episode."""
+        """Seat -> engine, for the seats that the policy does not play in an episode."""
         engines = {
             seat: self.opponent.engine(renderer, nth_seed(seed, place)) for place, seat in enumerate(self.others)
         }
@@ -115,12 +115,13 @@ class Seating:
 
 @dataclass(frozen=True, slots=True)
 class Opponents:
-    """The opponents of a run, who take turns."""
+    """The opponents of a run, which play in turn."""
 
     opponents: Sequence[Opponent] = (Policy(),)
 
     def seating(self, seats: Sequence[str], turn: int) -> Seating:
-        """Opponent and seats of the task number `turn`: each opponent meets the policy in each seat equally often."""
+        """The seating of task number `turn`. Over the tasks, each opponent meets the policy in each seat equally
+        often."""
         round_, place = divmod(turn, len(self.opponents))
         opponent = self.opponents[place]
         if isinstance(opponent, Policy):
@@ -131,7 +132,7 @@ class Opponents:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _UncachedEngine(EngineWrapper):
-    """Computes each request alone and from its beginning, so that tokens do not depend on timing."""
+    """An engine that computes each request alone and from its first token, so that tokens do not depend on timing."""
 
     async def generate(
         self, input_ids: Sequence[int], sampling_params: SamplingParams, *, session_id: str = "", rid: str = ""
@@ -142,9 +143,9 @@ class _UncachedEngine(EngineWrapper):
 def open_opponents(
     names: Sequence[str], stack: AsyncExitStack, vocabulary: Mapping[str, int], *, device: str, dtype: str
 ) -> Opponents:
-    """The opponents with these names: policy, `file.py:function`, or a folder with weights. `stack` closes engines.
+    """Open opponents by name: policy, `file.py:function`, or a folder with weights. `stack` closes their engines.
 
-    Raises ConfigError for any other name, and for a model with another vocabulary than the policy's.
+    Raises ConfigError for any other name, and for a model whose vocabulary is not the policy's.
     """
     opponents: list[Opponent] = []
     for name in names:
@@ -158,7 +159,7 @@ def open_opponents(
 
 
 def open_fixed(names: Sequence[str]) -> Opponents:
-    """As `open_opponents`, without models. Raises ConfigError for a folder."""
+    """Open opponents without models: policy or `file.py:function`. Raises ConfigError for any other name."""
     if folder := next((name for name in names if Path(name).is_dir()), None):
         raise ConfigError(f"opponents: {folder} holds weights, and only functions can play here; name file.py:function")
     return Opponents(tuple(Policy() if name == POLICY else _fixed(name) for name in names))

@@ -1,4 +1,5 @@
-"""Episodes of a rollout in workers: the driver's requests, and their play in a worker."""
+"""Episodes of a rollout in worker processes: the requests of the driver (the main process), and the play in a
+worker."""
 
 from __future__ import annotations
 
@@ -30,12 +31,12 @@ from agentrl.workers.pipes import PipeTransport
 _STATUS_S = 2.0
 """Seconds between two requests for the state of the workers' episodes."""
 SERVED = "served"
-"""The value of `EpisodeOrder.engine` for the driver's engine, reached over HTTP."""
+"""The value of `EpisodeOrder.engine` for the driver's engine, which workers reach over HTTP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeOrder:
-    """A worker's order to play the episodes of a rollout: the Env by its path, the rest by value."""
+    """The settings with which a worker plays episodes. The Env is a path, and all other settings are values."""
 
     env: str
     env_config: Mapping[str, Any]
@@ -48,11 +49,12 @@ class EpisodeOrder:
     reward: str | None = None
     failures: FailurePolicy = RETRY
     at_once: Mapping[Phase, int] = field(default_factory=dict)
-    """Bounds on the episodes that reset, step and score at once in all workers together, at least one for each."""
+    """Phase -> the most episodes in the phase at once, in all workers together. Each worker may have at least one
+    episode in it."""
 
     @classmethod
     def of(cls, config: EpisodeConfig, tokenizer: Any, vision: Any = None) -> Self:
-        """The order for the workers of a run with its own engine."""
+        """The settings for the workers of a run. These workers use the driver's engine."""
         assert config.env is not None
         return cls(
             env=config.env,
@@ -70,12 +72,12 @@ class _EpisodeRequest:
     params: SamplingParams
     session_id: str
     outlives_aborts: bool = False
-    """Whether sampling continues after an abort by the engine, as for new weights."""
+    """Whether the episode continues after the engine aborts a request, as for new weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Bug:
-    """The content of a BugError, which itself cannot be sent."""
+    """The content of a BugError. The exception itself cannot be sent between processes."""
 
     failure: Failure
     session_id: str
@@ -83,7 +85,8 @@ class _Bug:
 
 @asynccontextmanager
 async def open_job(order: EpisodeOrder) -> AsyncIterator[EpisodeJob]:
-    """The job of a worker. Raises ConfigError for an Env, a reward or an engine that is not available here."""
+    """Open the job of a worker. Raises ConfigError if the Env, the reward or the engine cannot be opened in the
+    worker."""
     envs, reward = EnvFactory(order.env, order.env_config), load_reward(order.reward)
     renderer = order.options.renderer(load_renderer(order.tokenizer, vision=order.vision))
     engine = open_engine(order.engine, EngineParts(order.tokenizer, renderer, _no_model), order.engine_config)
@@ -114,7 +117,7 @@ class EpisodeJob:
     rollout: Rollout
 
     async def play(self, request: _EpisodeRequest, aborted: Callable[[], bool]) -> Trajectory | _Bug:
-        """The ended episode, or the bug that ended the episode."""
+        """Play an episode. Returns its trajectory, or the bug that ended the episode."""
         share_images(request.task.prompt)
         try:
             with flying(request.session_id, request.task.id):
@@ -134,11 +137,11 @@ class EpisodeJob:
 
 @dataclass(slots=True)
 class EpisodeWorkers:
-    """The driver's side: `play` is `play_episode` in a worker."""
+    """The driver's side of episodes in workers. `play` does the same as `play_episode`, in a worker."""
 
     pool: WorkerPool
     ends_run: bool = False
-    """Raise WorkerLostError for an episode that has ended two workers."""
+    """Whether an episode during which two workers died raises WorkerLostError."""
     _playing: int = 0
     _watcher: asyncio.Task[None] | None = field(default=None, repr=False)
 
@@ -150,7 +153,7 @@ class EpisodeWorkers:
         *,
         hooks: EpisodeHooks | None = None,
     ) -> Trajectory:
-        """Play an episode. If two workers die during the play, the episode counts as failed.
+        """Play an episode in a worker. If two workers die during the episode, it counts as failed.
 
         Raises BugError for a bug, ConfigError for a task that cannot be sent, and the errors that end the workers.
         """
@@ -169,7 +172,8 @@ class EpisodeWorkers:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Count an episode, and watch the workers while an episode is in play."""
+        """Count an episode in flight while the context is open. The workers are watched while any episode is in
+        flight."""
         self._playing += 1
         if self._watcher is None:
             self._watcher = asyncio.create_task(self._watch())
@@ -182,7 +186,7 @@ class EpisodeWorkers:
                 self._watcher = None
 
     async def _watch(self) -> None:
-        """Note the state of the episodes from time to time, for observers of the run."""
+        """Record the state of the workers' episodes from time to time, for observers of the run."""
         while True:
             await asyncio.sleep(_STATUS_S)
             for status in await self.pool.status():
@@ -205,10 +209,11 @@ def _settled(answer: WorkerAnswer) -> Trajectory:
 async def with_workers(
     count: int, rollout: Rollout, order: EpisodeOrder, *, transport: Callable[[], Transport] = PipeTransport
 ) -> AsyncIterator[Rollout]:
-    """The rollout with `count` workers for its episodes. With no workers, the rollout's Envs are entered here instead.
+    """The rollout with `count` workers for its episodes. If `count` is 0, the rollout's Envs are entered in this
+    process.
 
-    An engine that only the driver can have is served to the workers over HTTP, on this machine's loopback. Raises
-    ConfigError for a rollout that cannot run in a worker.
+    An engine that only the driver can open is served to the workers over HTTP, on 127.0.0.1. Raises ConfigError for a
+    rollout that cannot run in a worker.
     """
     if not count:
         async with rollout.envs:
@@ -234,7 +239,7 @@ def _opens_itself(order: EpisodeOrder) -> bool:
 
 @asynccontextmanager
 async def _served(order: EpisodeOrder, engine: Engine, pools: list[WorkerPool]) -> AsyncIterator[EpisodeOrder]:
-    """The order with a client of this engine. The engine is served meanwhile."""
+    """While the context is open, the engine is served over HTTP. Yields the order with a client of this engine."""
     from agentrl.engine.sglang.server import running_server  # aiohttp is imported only on use
 
     def lost(exc: EngineLostError) -> None:
@@ -248,7 +253,7 @@ async def _served(order: EpisodeOrder, engine: Engine, pools: list[WorkerPool]) 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ServedEngine(EngineWrapper):
-    """The driver's engine, reached over HTTP. Its loss ends the run: requests are not repeated."""
+    """The driver's engine, reached over HTTP. If the engine is lost, the run ends: requests are not repeated."""
 
     lost: Callable[[EngineLostError], None]
 

@@ -1,4 +1,4 @@
-"""Log once a minute the episodes for which a step, an evaluation or the end of a run waits."""
+"""Warn once a minute about the episodes for which a step, an evaluation or the end of a run waits."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from agentrl.rollout.play.in_flight import of_kind
 log = logging.getLogger("agentrl")
 
 EVERY_S = 60.0
-"""Seconds between two lines, and seconds without a move after which an episode is named."""
+"""Seconds between two warnings. An episode is listed if its state has not changed for so many seconds."""
 _NAMED = 4
 
 
 @contextmanager
 def waiting_for(waiter: str, kind: str = "train") -> Iterator[None]:
-    """While the block waits, a warning names each minute the flights of a kind without a move for a minute.
+    """While the context is open, a warning each minute lists the episodes of a kind whose state has not changed for a
+    minute.
 
-    A thread looks, so that a hook which blocks the event loop is named, too.
+    A thread prints the warning, so that a hook that blocks the event loop is listed, too.
     """
     ended = threading.Event()
     began = time.time()
@@ -42,7 +43,7 @@ def waiting_for(waiter: str, kind: str = "train") -> Iterator[None]:
 
 
 def line_about(waiter: str, kind: str, began: float) -> str:
-    """The line of the warning. Empty if all flights move."""
+    """The text of the warning. Empty if the state of all episodes has changed within a minute."""
     now = time.time()
     flights = [flight.to_json() for flight in of_kind(kind)]
     if not flights:

@@ -1,4 +1,4 @@
-"""Finds the problems of a slime run before it takes a GPU. Needs neither slime nor a GPU."""
+"""Finds the problems of a slime run before the run takes a GPU. The check needs neither slime nor a GPU."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ __all__ = ["TrainCommand", "check", "read_argument", "read_command"]
 
 _FLAG = "--custom-config-path"
 _SUPERVISED = "agentrl.slime.sft.generate_rollout"
-"""The rollout function of supervised training: learns from chat, and plays no episode."""
+"""The rollout function of supervised training, which learns from chat, and plays no episode."""
 
 
 def check(command: TrainCommand) -> list[Finding]:
-    """All findings, the worst first. Imports the Env, validates its configuration, and calls no hook except `needs`."""
+    """The findings about a command, the worst first. The check imports the Env, validates the Env's configuration, and
+    calls no hook except `needs`."""
     if _is_supervised(words := Words(command.words)):
         return _sorted(_supervised(words))
     findings: list[Finding] = []
@@ -52,7 +53,8 @@ def _sorted(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def _configuration(command: TrainCommand, findings: list[Finding]) -> tuple[SlimeConfig | None, Mapping[str, Any]]:
-    """agentrl's configuration and the file's other keys. Problems are appended to `findings`."""
+    """agentrl's configuration, and all keys of the file of --custom-config-path. Problems are appended to
+    `findings`."""
     keys: dict[str, Any] = {}
     try:
         keys = read_keys(next(iter(Words(command.words).values.get(_FLAG, ())), None))
@@ -89,7 +91,7 @@ def _is_supervised(words: Words) -> bool:
 
 
 def _supervised(words: Words) -> Iterator[Finding]:
-    """Rules for supervised training."""
+    """The findings about a command for supervised training."""
     flags = {flag: values[0] if values else "" for flag, values in words.values.items()}
     if "--apply-chat-template" in flags:
         yield error("remove --apply-chat-template: the messages are needed as they are")

@@ -20,10 +20,11 @@ from agentrl.slime.check.flags import Words, misspelt, override, plain
 
 HOSTS = ("slime", "miles")
 TIMEOUT_S = 300.0
-"""The time limit of slime's, Megatron's and SGLang's import and checks, in seconds."""
+"""The time limit in seconds for importing slime, Megatron and SGLang, and for the checks of their parsers."""
 _PARSER = "slime's own parser"
 _FUNCTION = re.compile(r"^custom_.*_path$|(function|filter|hook|process|data_source)_path$")
-"""Names of arguments with functions. Megatron has other arguments that end with `_path`."""
+"""A pattern for the names of arguments whose value is the path of a function. Megatron has other arguments that end
+with `_path`."""
 
 
 class Args:
@@ -36,7 +37,7 @@ class Args:
         return self._values.get(name)
 
     def functions(self) -> Iterator[tuple[str, str]]:
-        """The flags with functions, each with the function's path."""
+        """(flag, path) for each flag whose value is the path of a function."""
         for name, value in self._values.items():
             if _FUNCTION.search(name) and name != "custom_config_path":
                 for path in value if isinstance(value, list) else [value]:
@@ -73,7 +74,7 @@ def read(command: TrainCommand, keys: Mapping[str, Any]) -> ParsedArguments:
 
 
 def _strays(findings: list[Finding]) -> list[Finding]:
-    """The findings of the simple reader that slime's parser does not report."""
+    """The findings of the simple reader that slime's own parser does not report."""
     return [finding for finding in findings if finding.level == "warning"]
 
 
@@ -105,7 +106,8 @@ def _ask(command: TrainCommand) -> dict[str, Any]:
 
 
 def _host(path: tuple[str, ...]) -> str | None:
-    """slime or miles: the first in the command's folders, else the installed package."""
+    """The name of the installed program, slime or miles. The folders of the command come before installed packages.
+    None without both."""
     for folder in path:
         for host in HOSTS:
             if _is_host(Path(folder, host)):
@@ -118,7 +120,7 @@ def _host(path: tuple[str, ...]) -> str | None:
 
 
 def _is_host(package: Path) -> bool:
-    """Whether the folder holds the host, and not another package of the same name."""
+    """Whether the folder is the package of slime or miles, and not an unrelated package of the same name."""
     return (package / "utils" / "arguments.py").is_file()
 
 

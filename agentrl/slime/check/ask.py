@@ -2,9 +2,9 @@
 
     python -m agentrl.slime.check.ask slime REPORT.json train.py --flag value ...
 
-Side effects of importing slime, Megatron and SGLang stay in the process. The report is a JSON object with
-`args` and `flags` (all flags of their parsers), and with `unfinished` if the last checks need a GPU. Otherwise the
-report has `refused`, or `absent` if a required package is not installed.
+Side effects of importing slime, Megatron and SGLang stay in the separate process. The report is a JSON object. If the
+command line is valid, its keys are `args`, `flags` (all flags of the parsers), and `unfinished` if the last checks need
+a GPU. If a parser refuses the command line, the key is `refused`; if a required package is not installed, `absent`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def main() -> None:
 
 
 def ask(host: str, line: Sequence[str]) -> dict[str, Any]:
-    """The report, including the host's exceptions and exits: this is the boundary around the host's code."""
+    """Run the parser of `host` (slime or miles) and return the report. All exceptions and exits of the parser become
+    part of the report."""
     sys.argv[:] = line
     flags: set[str] = set()
     _record(flags)
@@ -60,7 +61,8 @@ def _record(flags: set[str]) -> None:
 
 
 def _parsed(exc: Exception) -> argparse.Namespace | None:
-    """The namespace of the host's `parse_args` at the time when Megatron's final check asked for a GPU."""
+    """The arguments that the host's `parse_args` had parsed when Megatron's final check asked for a GPU; None for an
+    exception with another cause."""
     for frame, _ in traceback.walk_tb(exc.__traceback__):
         args = frame.f_locals.get("args")
         if frame.f_globals.get("__name__", "").endswith(".utils.arguments") and isinstance(args, argparse.Namespace):

@@ -18,21 +18,21 @@ _ENV_FLAG = "--runtime-env-json"
 @dataclass(frozen=True, slots=True)
 class TrainCommand:
     words: tuple[str, ...]
-    """The arguments of train.py."""
+    """The arguments that follow train.py."""
     program: str = TRAIN_PROGRAMS[0]
     path: tuple[str, ...] = ()
-    """Folders where the command looks for modules first."""
+    """The folders where the command looks for modules before all other folders."""
     yaml_only: bool = False
     submitted: bool = False
-    """Whether `ray job submit` starts the command, outside of the shell's environment."""
+    """Whether the command is started by `ray job submit`. The job does not get the shell's environment."""
     sets_python_path: bool = False
     """Whether Ray's environment for the job has a PYTHONPATH."""
 
 
 def read_command(words: Sequence[str]) -> TrainCommand:
-    """Read `python3 train.py FLAGS`, `ray job submit ... -- python3 train.py FLAGS`, or only the flags.
+    """Read a command: `python3 train.py FLAGS`, `ray job submit ... -- python3 train.py FLAGS`, or only the flags.
 
-    Raises ConfigError where Ray's environment is not JSON.
+    Raises ConfigError if the value of --runtime-env-json is not JSON.
     """
     index = next((i for i, word in enumerate(words) if Path(word).name in TRAIN_PROGRAMS), None)
     if index is None:
@@ -65,7 +65,7 @@ def read_argument(words: Sequence[str]) -> TrainCommand:
 
 
 def _python_path(words: Sequence[str]) -> list[str]:
-    """The PYTHONPATH that the command gives to `ray job submit`."""
+    """The folders of the PYTHONPATH that the command passes to `ray job submit`."""
     texts = [word.partition("=")[2] for word in words if word.startswith(f"{_ENV_FLAG}=")]
     texts += [value for word, value in pairwise(words) if word == _ENV_FLAG]
     if not texts or not texts[-1].strip():

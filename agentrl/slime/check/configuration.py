@@ -1,4 +1,5 @@
-"""Checks the files, functions and the chat template in agentrl's configuration, and lists the needs of the Env."""
+"""Checks the files, functions and the chat template in agentrl's configuration, and lists the requirements of the
+Env."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def paths(setup: Setup) -> Iterator[Finding]:
 
 
 def template(setup: Setup) -> Iterator[Finding]:
-    """Check whether the model's chat template can be continued exactly."""
+    """Check whether conversations in the model's chat template can be continued token by token."""
     if setup.config is None:
         return
     if setup.model_folder is None:
@@ -59,7 +60,7 @@ def template(setup: Setup) -> Iterator[Finding]:
 
 
 def _certificate(setup: Setup, config: SlimeConfig, folder: Path) -> Certificate:
-    """The certificate of the template, also tried with the Env's own messages."""
+    """The result of the checks of the chat template. The Env's own messages are checked, too."""
     from agentrl.models.tokenizer import load_tokenizer
     from agentrl.render import PROBE_TOOL, load_renderer
 
@@ -76,7 +77,7 @@ def _certificate(setup: Setup, config: SlimeConfig, folder: Path) -> Certificate
 
 
 def needs(setup: Setup) -> Iterator[Finding]:
-    """The Env's needs of the node on which slime plays its episodes."""
+    """Findings about the requirements of the Env on the node where slime plays its episodes."""
     if setup.env is None or setup.config is None:
         return
     name = setup.env.__name__

@@ -21,7 +21,7 @@ from agentrl.slime.task import from_sample, metadata_of
 from agentrl.types import Task
 
 ROWS = 100
-"""How many rows of a file are read."""
+"""The number of rows of a file that are read."""
 KEYS = ("input", "label", "metadata", "tool")
 _SLICE = re.compile(r"(.*)@\[-?\d*:-?\d*\]")
 
@@ -71,7 +71,8 @@ def _file(
 
 
 def _rows(path: str) -> Iterator[Any]:
-    """Raises ConfigError if slime could not read the file, ModuleNotFoundError if Parquet needs pyarrow."""
+    """The first rows of a file. Raises ConfigError if slime could not read the file, and ModuleNotFoundError if Parquet
+    needs pyarrow."""
     file = Path(match[1] if (match := _SLICE.fullmatch(path)) else path)
     if not file.is_file():
         raise ConfigError(f"{file}: no such data file; give its path from {Path.cwd()}, or make it first")
@@ -135,7 +136,7 @@ def _problem(setup: Setup, row: Any, keys: Mapping[str, str | None]) -> str | No
 
 
 def _grader_check(setup: Setup) -> Callable[[Task], None] | None:
-    """The label check of the reward that grades this run, if any."""
+    """The check of labels by the reward function of this run. None if the reward function has no such check."""
     path = setup.config.reward if setup.config is not None else None
     if path is None and setup.args.custom_rm_path:
         path = setup.args.custom_rm_path
@@ -148,7 +149,7 @@ def _grader_check(setup: Setup) -> Callable[[Task], None] | None:
 def _label_problem(
     grade: Callable[[Task], None] | None, row: Mapping[str, Any], keys: Mapping[str, str | None]
 ) -> str | None:
-    """The reason why no answer to a row can be rewarded. None if an answer can."""
+    """The reason why no answer to a row can get a reward. None if an answer can."""
     try:
         if grade is not None:
             grade(Task(label=row[keys["label"] or ""], metadata=_metadata(row, keys)))
@@ -165,7 +166,7 @@ def _metadata(row: Mapping[str, Any], keys: Mapping[str, str | None]) -> Mapping
 def _named_envs(
     setup: Setup, path: str, rows: Sequence[Any], keys: Mapping[str, str | None], more: Mapping[str, Any]
 ) -> Iterator[Finding]:
-    """Check the environments that rows name in metadata["env"]."""
+    """Check the Envs that rows name in metadata["env"]."""
     named = [more.get("env") or _metadata(row, keys).get("env") for row in rows]
     config = setup.config
     if config is not None and config.env is None and not all(named):

@@ -24,7 +24,7 @@ _FALLBACKS: Mapping[str, tuple[str, ...]] = {
     "custom_rm_path": ("eval_custom_rm_path", "custom_rm_path"),
     "max_response_len": ("eval_max_response_len", "rollout_max_response_len"),
 }
-"""The checked keys of a data set, with the arguments that slime uses for missing keys."""
+"""Key of a data set that is checked -> the arguments whose values slime uses if the key is missing."""
 _OTHER_KEYS = """name path rm_type apply_chat_template_kwargs n_samples_per_eval_prompt temperature top_p top_k stop
 stop_token_ids min_new_tokens repetition_penalty skip_special_tokens no_stop_trim custom_generate_function_path
 app_service eval_task_timeout min_eval_samples eval_early_stop_remaining eval_early_stop_idle_timeout message_processor
@@ -33,7 +33,7 @@ _KEYS = frozenset({*_FALLBACKS, *_OTHER_KEYS.split()})
 
 
 def datasets(args: Args) -> list[Mapping[str, Any]]:
-    """Each data set with its keys, combined as slime's parser combines them. Raises ConfigError."""
+    """The evaluation data sets. Missing keys are filled in as slime's parser fills them in. Raises ConfigError."""
     if args.eval_datasets is not None:
         return list(args.eval_datasets)
     if args.eval_config:
@@ -84,7 +84,8 @@ def _function(setup: Setup, row: Mapping[str, Any], where: str) -> Iterator[Find
 
 
 def _added(setup: Setup, row: Mapping[str, Any], where: str) -> Iterator[Finding]:
-    """Values in the file that are not in the arguments. Other checks cover the arguments."""
+    """Findings about values in the file of --eval-config that the arguments do not have. Other checks cover the
+    arguments."""
     args = setup.args
     if row.get("apply_chat_template") and not args.apply_chat_template and setup.has_tools and setup.env:
         yield error(f"{where}: remove apply_chat_template: the model would never see the tools of {setup.env.__name__}")

@@ -1,4 +1,4 @@
-"""Reads slime's arguments without slime's parser: the arguments of the rules, with slime's defaults.
+"""Reads slime's arguments without slime's parser: the arguments that the rules need, with slime's defaults.
 
 Names and defaults come from slime/utils/arguments.py at 624b824a8 and in 0.4, and from Megatron's and SGLang's flags.
 """
@@ -14,8 +14,8 @@ from typing import Any
 from agentrl._util.findings import Finding, error, warning
 
 _ALIKE = 0.88
-"""The similarity from which a name counts as a misspelling. `--partial-rollouts` is a misspelling; other real flags are
-not."""
+"""The similarity, from 0 to 1, from which a name counts as a misspelling. `--partial-rollouts` is a misspelling; other
+real flags are not."""
 
 
 def _names(text: str) -> list[str]:
@@ -79,7 +79,7 @@ _SWITCHES: Mapping[str, tuple[str, bool]] = {
 _FLAGS = frozenset(
     f"--{name.replace('_', '-')}" for kind in (_WHOLE, _NUMBERS, _TEXTS, _LISTS, _OBJECTS, _SWITCHES) for name in kind
 )
-"""The flags that are read here."""
+"""The names of the flags that are read here."""
 _OTHERS = frozenset(
     {
         "--eval-top-k",
@@ -93,7 +93,7 @@ _OTHERS = frozenset(
         "--use-routing-replay",
     }
 )
-"""Real flags of slime, Megatron and SGLang that are similar to a flag above."""
+"""Real flags of slime, Megatron and SGLang that look like misspellings of a flag above."""
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ class Words:
 
     values: dict[str, list[str]] = field(default_factory=dict)
     stray: list[str] = field(default_factory=list)
-    """Words before the first flag."""
+    """The words before the first flag."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self.values, self.stray = {}, []
@@ -151,7 +151,7 @@ def _set(args: dict[str, Any], name: str, flag: str, values: Sequence[str]) -> I
 
 
 def _value(name: str, text: str) -> Any:
-    """Raises ValueError."""
+    """The value of an argument, read from its text. Raises ValueError."""
     if name in _WHOLE:
         return int(text)
     if name in _NUMBERS:
@@ -165,13 +165,13 @@ def _value(name: str, text: str) -> Any:
 
 
 def override(args: dict[str, Any], keys: Mapping[str, Any]) -> None:
-    """Make an argument of each key of --custom-config-path, as slime does."""
+    """Set the argument of each key of --custom-config-path, as slime does."""
     args.update({str(key): value for key, value in keys.items()})
 
 
 def misspelt(words: Words, flags: frozenset[str] | None) -> Iterator[Finding]:
-    """Flags that slime would ignore. `flags` are the flags of slime's parsers. With None, only near matches are
-    reported."""
+    """Findings about flags that slime would ignore. `flags` are the flags of slime's parsers. If None, only flags that
+    are similar to a known flag are reported."""
     for flag in words.values:
         if flags is None:
             if flag not in _FLAGS | _OTHERS and (close := get_close_matches(flag, _FLAGS, n=1, cutoff=_ALIKE)):
@@ -187,5 +187,5 @@ def misspelt(words: Words, flags: frozenset[str] | None) -> Iterator[Finding]:
 
 
 def _abbreviates(flag: str, flags: frozenset[str]) -> bool:
-    """Whether this is the beginning of a known flag. Only SGLang's parser accepts abbreviations."""
+    """Whether `flag` is the beginning of a known flag. Only SGLang's parser accepts abbreviations."""
     return flag.startswith("--sglang-") and any(name.startswith(flag) for name in flags)

@@ -1,4 +1,4 @@
-"""Checks that the functions named by flags exist. Their modules are parsed, not imported."""
+"""Checks that the functions in the values of flags exist. Their modules are parsed, not imported."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def functions(setup: Setup) -> Iterator[Finding]:
 
 
 def is_misspelt(path: str) -> bool:
-    """Whether the path is meant to be `agentrl.adapt`, and is not."""
+    """Whether the path is a misspelling of `agentrl.adapt`."""
     return path != GENERATE and (
         path.startswith("agentrl.") or bool(get_close_matches(path, [GENERATE], cutoff=_ALIKE))
     )
@@ -64,7 +64,7 @@ def _foreign(flag: str, path: str, folders: Sequence[str]) -> Iterator[Finding]:
 
 
 def _roots(package: str, folders: Sequence[str]) -> list[Path]:
-    """Possible places of the package: a folder, or a file without its suffix."""
+    """The places where a package may be: a folder, or a file without its suffix."""
     roots = [Path(folder, package) for folder in folders]
     existing = [root for root in roots if root.is_dir() or _file(root)]
     spec = importlib.util.find_spec(package) if not any(map(_file, existing)) else None
@@ -79,7 +79,7 @@ def _file(module: Path) -> Path | None:
 
 
 def _names(file: Path) -> set[str] | None:
-    """The names that a module defines. None if only a run of the module shows the names."""
+    """The names that a module defines. None if only an import of the module shows its names."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError):
@@ -89,7 +89,7 @@ def _names(file: Path) -> set[str] | None:
 
 
 def _names_of(node: ast.AST) -> set[str] | None:
-    """The names that a statement defines. None if only a run of the module shows the names."""
+    """The names that a statement defines. None if only an import of the module shows its names."""
     match node:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
             return None if name == "__getattr__" else {name}

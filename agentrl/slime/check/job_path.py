@@ -1,4 +1,5 @@
-"""Modules that only the shell's PYTHONPATH has. A job submitted to Ray does not get the shell's environment."""
+"""Checks for modules that only the shell's PYTHONPATH has. A job submitted to Ray does not get the shell's
+environment."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from agentrl.slime.check.setup import Setup
 
 
 def job_path(setup: Setup) -> Iterator[Finding]:
-    """Check that the job finds the Env, the reward and the functions of flags."""
+    """Check that a submitted job can import the Env, the reward and the functions of flags."""
     command = setup.command
     if not command.submitted:
         return
@@ -36,8 +37,8 @@ def job_path(setup: Setup) -> Iterator[Finding]:
 
 
 def _shell_folder(package: str, job: tuple[str, ...]) -> str | None:
-    """The folder of the shell's PYTHONPATH with the package. None if the job has the package, too, or no folder has
-    it."""
+    """The folder of the shell's PYTHONPATH that has the package. None if the job has the package, too, or if no folder
+    has it."""
     shell = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     holder = next((folder for folder in _without(job, shell) if _has(folder, package)), None)
     if holder is None or any(_has(folder, package) for folder in job):
@@ -47,7 +48,7 @@ def _shell_folder(package: str, job: tuple[str, ...]) -> str | None:
 
 
 def _without(excluded: Iterable[str], folders: Iterable[str]) -> list[str]:
-    """The folders outside of the excluded ones. Paths are compared without symbolic links."""
+    """The folders that are not in `excluded`. Paths are compared after symbolic links are resolved."""
     resolved = {Path(folder).resolve() for folder in excluded}
     return [folder for folder in folders if Path(folder).resolve() not in resolved]
 

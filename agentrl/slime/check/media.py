@@ -1,4 +1,4 @@
-"""Checks the images of a data set: the requested media, and whether the checkpoint reads images."""
+"""Checks the images of a data set: the kinds of media that the flags name, and whether the checkpoint reads images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentrl.slime.images import NOT_KNOWN
 
 
 def media(setup: Setup, keys: str | Mapping[str, Any], where: str = "") -> Iterator[Finding]:
-    """Findings about `--multimodal-keys`, or the same key of the data set in `where`."""
+    """Findings about the value of `--multimodal-keys`, or about the same key of the data set `where`."""
     flag = "multimodal_keys" if where else "--multimodal-keys"
     begin = f"{where}: " if where else ""
     try:

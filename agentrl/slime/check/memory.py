@@ -67,7 +67,7 @@ def _kv_cache(setup: Setup, per_token: int, formula: str, context: int) -> Findi
 
 
 def episodes_at_once(setup: Setup) -> int | None:
-    """The number of episodes at once: slime's slots, or fewer if a synchronous rollout asks for fewer."""
+    """The number of episodes that run at once: slime's slots, or fewer if a synchronous rollout has fewer episodes."""
     args, engines = setup.args, setup.engines
     slots, samples = args.sglang_server_concurrency, args.n_samples_per_prompt
     prompts = args.over_sampling_batch_size or args.rollout_batch_size
@@ -78,7 +78,8 @@ def episodes_at_once(setup: Setup) -> int | None:
 
 
 def _training(setup: Setup, context: int) -> Finding | None:
-    """The longest micro-batch's memory on a GPU. Activations: Korthikanti et al. 2022, selective recomputation."""
+    """A note about the memory of the longest micro-batch on a GPU. The formula of activations is from Korthikanti et
+    al. 2022 (selective recomputation)."""
     model, args = setup.model, setup.args
     vocabulary, hidden, layers = (model.get(key) for key in ("vocab_size", "hidden_size", "num_hidden_layers"))
     if not (vocabulary and hidden and layers):

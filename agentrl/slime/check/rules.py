@@ -1,6 +1,6 @@
 """Rules for flags that contradict each other or agentrl, a function for each subject.
 
-The errors of slime's own parser have no rule: where slime is installed, `arguments.read` runs the parser.
+Errors that slime's own parser reports have no rule: where slime is installed, `arguments.read` runs this parser.
 
 Sources: slime/utils/arguments.py, rollout/sglang_rollout.py, rollout/fully_async_rollout.py, ray/rollout.py and
 utils/dp_schedule.py at 624b824a8.
@@ -26,9 +26,10 @@ POST_PROCESS = "agentrl.slime.post_process_rewards"
 REWARD = "agentrl.slime.reward"
 WATCH = "agentrl.slime.watch_log_probs"
 _ONE_TURN = 1024
-"""A response length below this number, and below half of the context, was most likely meant for a single turn."""
+"""The number of tokens below which a response length was most likely meant for a single turn. The length must also be
+below half of the context."""
 _SLIMES_CPUS = 2
-"""CPUs of slime's rollout manager and lock."""
+"""The number of CPUs for slime's rollout manager and lock."""
 LOG, LOG_EVAL = "agentrl.slime.log_rollout", "agentrl.slime.log_eval"
 
 
@@ -103,7 +104,7 @@ def baseline(setup: Setup) -> Iterator[Finding]:
 
 
 def reward(setup: Setup) -> Iterator[Finding]:
-    """Check that only a single place gives the reward."""
+    """Check that the reward has a single source."""
     foreign = _foreign_rewards(setup)
     if setup.scores:
         yield from _second_rewards(setup, setup.scores, foreign)
@@ -119,7 +120,7 @@ def reward(setup: Setup) -> Iterator[Finding]:
 
 
 def _second_rewards(setup: Setup, owner: str, foreign: Sequence[str]) -> Iterator[Finding]:
-    """Flags that take the reward from its owner: the Env, or the configured reward function."""
+    """Findings about flags that replace the reward of `owner`: of the Env, or of the configured reward function."""
     args = setup.args
     is_replaced = args.group_rm and args.custom_rm_path != REWARD
     if is_replaced and args.custom_rm_path and not (setup.config and setup.config.reward):
@@ -135,7 +136,7 @@ def _second_rewards(setup: Setup, owner: str, foreign: Sequence[str]) -> Iterato
 
 
 def _foreign_rewards(setup: Setup) -> list[str]:
-    """Flags with another reward than agentrl's."""
+    """The flags, with their values, that name a different reward than agentrl's."""
     named = {"--rm-type": setup.args.rm_type, "--custom-rm-path": setup.args.custom_rm_path}
     return [f"{flag} {value}" for flag, value in named.items() if value and value != REWARD]
 
@@ -214,7 +215,8 @@ def filters(setup: Setup) -> Iterator[Finding]:
 
 
 def fully_async(setup: Setup) -> Iterator[Finding]:
-    """slime 0.4 has a single program, train.py, which evaluates beside fully-async rollout; train_async.py cannot."""
+    """Check the program for fully-async rollout. slime 0.4 has a single program, train.py, which evaluates during
+    fully-async rollout. train_async.py of earlier versions cannot."""
     args, program = setup.args, setup.command.program
     if program == "train_async.py" and args.colocate:
         yield error("remove --colocate: train_async.py trains and generates at once, on different GPUs")
@@ -258,7 +260,8 @@ def _evaluation_before_0_4(setup: Setup) -> Iterator[Finding]:
 
 
 def queues(setup: Setup) -> Iterator[Finding]:
-    """slime 0.4 keeps prompts, partial groups and batches in queues on disk (docs/en/advanced/straw.md)."""
+    """Check the queues on disk in which slime 0.4 stores prompts, partial groups and batches
+    (docs/en/advanced/straw.md)."""
     args = setup.args
     if args.rollout_data_transport != "straw":
         return
@@ -330,7 +333,8 @@ def lengths(setup: Setup) -> Iterator[Finding]:
 
 
 def _whole_response(setup: Setup) -> Iterator[Finding]:
-    """slime's own multi-turn examples apply the response length to each turn. agentrl applies it to the episode."""
+    """Check the response length. slime's own multi-turn examples apply it to each turn, agentrl to the whole
+    episode."""
     config = setup.config
     if config is None or config.max_new_tokens == "turn" or "tokens" in config.limits or not setup.has_turns:
         return
@@ -345,7 +349,7 @@ def _whole_response(setup: Setup) -> Iterator[Finding]:
 
 
 def _too_long(setup: Setup, context: int) -> Iterator[Finding]:
-    """Check that the engine, the model and the trainer can take an episode of `context` tokens."""
+    """Check that the engine, the model and the trainer can process an episode of `context` tokens."""
     args = setup.args
     for name, most in (
         ("--sglang-context-length", args.sglang_context_length),
@@ -362,7 +366,7 @@ def _too_long(setup: Setup, context: int) -> Iterator[Finding]:
 
 
 def engine_url(setup: Setup) -> Iterator[Finding]:
-    """Check `engine`: slime does not control the named server, unless the server is the router of the flags."""
+    """Check the key `engine`. slime does not control a server at this URL, unless it is the router of slime's flags."""
     args, url = setup.args, setup.config.engine if setup.config else None
     router = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
     if url and url.rstrip("/") != router and not args.debug_rollout_only:
@@ -405,7 +409,7 @@ def workers(setup: Setup) -> Iterator[Finding]:
 
 
 def _reserved_cpus(setup: Setup) -> int:
-    """CPUs that slime takes from the Ray cluster."""
+    """The number of CPUs that slime takes from the Ray cluster."""
     engines = 0 if setup.args.colocate else setup.gpus or 0
     return _SLIMES_CPUS + (setup.trainer_gpus or 0) + engines
 

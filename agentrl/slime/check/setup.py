@@ -32,13 +32,14 @@ class Setup:
     command: TrainCommand
     config: SlimeConfig | None
     env: type[Env] | None
-    """None if no configuration names an Env, or if the Env cannot be loaded."""
+    """The Env class. None if no configuration names an Env, or if the Env cannot be loaded."""
     here: bool = False
-    """Whether slime is installed here. Then the run most likely happens on this machine."""
+    """Whether slime is installed on this machine. Then the run most likely happens on this machine."""
 
     @property
     def fully_async(self) -> bool:
-        """Whether the flags name a host's rollout function that plays ahead. A user's own function is unknown here."""
+        """Whether the flags name a rollout function of slime, miles or agentrl that plays ahead. The behaviour of other
+        functions is unknown."""
         return bool(plays_ahead(self.args.rollout_function_path) or self.args.fully_async)
 
     @property
@@ -49,7 +50,7 @@ class Setup:
 
     @property
     def scores(self) -> str | None:
-        """The function that gives agentrl's reward, in words. None if the reward is unknown before an episode."""
+        """The name of the function that gives agentrl's reward. None if no such function is known before an episode."""
         if self.config is not None and self.config.reward:
             return f"reward {self.config.reward}"
         if self.env is None or self.env.score is Env.score:
@@ -59,7 +60,7 @@ class Setup:
 
     @property
     def agent(self) -> type[Env] | None:
-        """The Env if the Env is an agent, which plays by itself."""
+        """The Env class of an agent, whose `run` calls the model itself. None for any other Env."""
         return self.env if self.env is not None and is_agent(self.env) else None
 
     @property
@@ -79,7 +80,7 @@ class Setup:
 
     @property
     def has_processor(self) -> bool:
-        """Whether slime finds a processor beside the tokenizer, as in a vision-language model."""
+        """Whether slime finds a processor in addition to the tokenizer, as in a vision-language model."""
         path = self.args.hf_checkpoint
         return path is not None and any((Path(path) / name).is_file() for name in _PROCESSORS)
 
@@ -90,12 +91,12 @@ class Setup:
 
     @cached_property
     def model(self) -> Mapping[str, Any]:
-        """The language model's part of config.json. Empty without a config.json."""
+        """The part of config.json about the language model. Empty without a config.json."""
         return read_model(self.model_folder) if self.model_folder else {}
 
     @property
     def experts(self) -> int | None:
-        """The number of experts in a layer. None if neither config.json nor Megatron's flags are known."""
+        """The number of experts in a layer. None if it is neither in config.json nor in Megatron's flags."""
         names = ("num_experts", "n_routed_experts", "num_local_experts")
         if self.model:
             return next((self.model[name] for name in names if self.model.get(name)), 0)
@@ -103,7 +104,8 @@ class Setup:
 
     @property
     def has_train_async(self) -> bool | None:
-        """Whether slime has a second program for asynchronous training, as before 0.4. None if slime is not here."""
+        """Whether slime has a second program for asynchronous training, as before 0.4. None if slime is not installed
+        on this machine."""
         first, second = (any(Path(folder, name).is_file() for folder in self.command.path) for name in TRAIN_PROGRAMS)
         if self.command.program == TRAIN_PROGRAMS[1] or second:
             return True
@@ -122,7 +124,7 @@ class Setup:
 
     @property
     def gpus(self) -> int | None:
-        """The number of GPUs for generation. A colocated run generates on all of the trainer's GPUs."""
+        """The number of GPUs for generation. A colocated run generates on all GPUs of the trainer."""
         if self.args.rollout_num_gpus is not None:
             return int(self.args.rollout_num_gpus)
         return self.trainer_gpus if self.args.colocate else None
@@ -134,7 +136,8 @@ class Setup:
 
 
 def read_keys(path: str | None) -> dict[str, Any]:
-    """The keys of --custom-config-path. Raises ConfigError if the file cannot be read or lacks the key `agentrl`."""
+    """The keys of the file of --custom-config-path. Raises ConfigError if the file cannot be read, or has no key
+    `agentrl`."""
     if path is None:
         return {}
     keys = read_yaml(path, "--custom-config-path", "agentrl: {env: my_env.py:MyEnv}")
@@ -147,7 +150,7 @@ def read_keys(path: str | None) -> dict[str, Any]:
 
 
 def read_config(keys: Mapping[str, Any]) -> SlimeConfig:
-    """agentrl's configuration, looked up as `adapt` does. Raises ConfigError."""
+    """agentrl's configuration, found in the same places as by `adapt`. Raises ConfigError."""
     return SlimeConfig.from_args(SimpleNamespace(agentrl=keys.get("agentrl")))
 
 
@@ -157,7 +160,7 @@ def open_env(config: SlimeConfig, path: str) -> type[Env]:
 
 
 def read_model(folder: Path) -> dict[str, Any]:
-    """The language model's part of config.json. Empty without the file. Raises ConfigError."""
+    """The part of config.json about the language model. Empty without the file. Raises ConfigError."""
     file = folder / "config.json"
     if not file.is_file():
         return {}

@@ -1,1 +1,1 @@
-"""SGLang with the weights in training: a server started and ended by agentrl, or a running server at a URL."""
+"""SGLang with the weights in training: a server that agentrl starts and ends, or a running server at a URL."""

@@ -1,4 +1,5 @@
-"""A trainer's commands to a server, besides generation: load weights, release memory, report the configuration."""
+"""A trainer's commands to a server: load weights, release memory, report the configuration. Generation is not among
+these commands."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ from agentrl.errors import EngineError, RequestError
 from agentrl.types import JSON
 
 _LOAD_S = 1800.0
-"""Seconds for reading weights, or for releasing memory. Hundreds of gigabytes take minutes."""
+"""The most seconds for reading weights, or for releasing memory. Hundreds of gigabytes take minutes."""
 _SAY_S = 10.0
 _IDLE_S = 60.0
 _POLL_S = 0.1
 
 
 class ServerControl:
-    """One server. Every method raises EngineError with the server's message if the server refuses."""
+    """Sends commands to a server. Every method raises EngineError with the server's message if the server refuses."""
 
     def __init__(self, url: str) -> None:
         address = Address.read(url)
@@ -29,9 +30,8 @@ class ServerControl:
         self._connections = Connections(address, limit=4, keep_alive=False)
 
     async def is_up(self) -> bool:
-        """Whether the model is loaded and generates. Not for a sleeping server: the check would make the server
-        generate.
-        """
+        """Whether the model is loaded and generates. Do not ask a sleeping server: the check would make the server
+        generate."""
         try:
             await self._connections.get(f"{self.url}/health", _SAY_S)
         except (EngineError, TimeoutError):
@@ -39,7 +39,7 @@ class ServerControl:
         return True
 
     async def answers(self) -> bool:
-        """Whether the server answers at all."""
+        """Whether the server responds at all."""
         try:
             await self.model_info()
         except UnavailableError:
@@ -55,26 +55,27 @@ class ServerControl:
         return await self._get("/server_info", "/get_server_info")
 
     async def update_from_disk(self, folder: str, version: str) -> None:
-        """Load the weights of a folder, and report the weights as `version`."""
+        """Load the weights of a folder. The server reports these weights as `version` from then on."""
         await self._post("/update_weights_from_disk", {"model_path": folder, "weight_version": version})
 
     async def load_adapter(self, name: str, folder: str) -> None:
-        """Load a LoRA adapter. Name and folder are never used again for a different adapter."""
+        """Load a LoRA adapter. Never use its name or folder again for a different adapter."""
         await self._post("/load_lora_adapter", {"lora_name": name, "lora_path": folder})
 
     async def unload_adapter(self, name: str) -> None:
         await self._post("/unload_lora_adapter", {"lora_name": name})
 
     async def release(self, tags: Sequence[str]) -> None:
-        """Release memory. The server must be idle, otherwise an assertion stops the server's scheduler."""
+        """Release the memory with these tags. The server must be idle, otherwise an assertion stops the server's
+        scheduler."""
         await self._post("/release_memory_occupation", {"tags": list(tags)})
 
     async def resume(self, tags: Sequence[str]) -> None:
-        """Take back memory released under exactly these tags."""
+        """Take back the memory that was released with exactly these tags."""
         await self._post("/resume_memory_occupation", {"tags": list(tags)})
 
     async def until_idle(self) -> None:
-        """Wait until no request runs. Until then the server refuses to flush the cache."""
+        """Wait until no request runs. While a request runs, the server refuses to flush its cache."""
         deadline = time.monotonic() + _IDLE_S
         while True:
             try:
@@ -111,7 +112,7 @@ class ServerControl:
             raise UnavailableError(f"{self.url}{path}: no answer within {_SAY_S:g} s") from exc
 
     async def _post(self, path: str, body: Mapping[str, JSON]) -> None:
-        """Send a command. An answer with `success: false` is a refusal, whatever the status."""
+        """Send a command. A response with `success: false` is a refusal, whatever its status."""
         url = f"{self.url}{path}"
         try:
             answer = await self._connections.post(url, json.dumps(body).encode(), {}, _LOAD_S)

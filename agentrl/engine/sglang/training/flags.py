@@ -1,4 +1,4 @@
-"""The command line of a server started beside a trainer, and the server's environment variables."""
+"""The command line of a server that a trainer starts, and the server's environment variables."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ _CPU = shlex.split(
     "--device cpu --attention-backend torch_native --disable-cuda-graph --disable-overlap-schedule "
     "--skip-server-warmup --sleep-on-idle --grammar-backend xgrammar --mem-fraction-static 0.8 --max-total-tokens 16384"
 )
-"""Flags for a CPU. The fraction applies to the machine's free memory, shared with other programs; the tokens are an
-upper bound. Without sleep-on-idle, the scheduler would occupy a core needed by the trainer.
-"""
+"""Flags for a server on a CPU. The memory fraction applies to the machine's free memory, which other programs share.
+The number of tokens is an upper bound. Without sleep-on-idle, the scheduler would occupy a core that the trainer
+needs."""
 _FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-"""Variables that would show this interpreter's packages to a different interpreter."""
+"""Environment variables that would show the packages of this interpreter to a different interpreter."""
 IMAGE_CACHE = "SGLANG_VLM_CACHE_SIZE_MB"
-"""The variable for the size of SGLang's cache of image features. The cache survives an update, so a known image would
-be read with old weights. 0: no cache.
-"""
+"""The name of the environment variable for the size of SGLang's cache of image features. The cache survives an update
+of the weights, so features of a known image would come from old weights. The size 0 turns the cache off."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Everything that determines a server's command line."""
+    """The settings that determine a server's command line."""
 
     python: str
     model: Path
-    """The folder of the weights before training, with the tokenizer."""
+    """The folder with the weights before training, and the tokenizer."""
     name: str
-    """The unique name under which the server answers."""
+    """The unique name of the model on the server."""
     dtype: str
     device: str
     adapter: Adapter | None
     sleeps: bool
     memory: float | None
-    """Share of the device's free memory for the server: weights, keys and values."""
+    """The share of the device's free memory that the server takes for weights, keys and values. None: SGLang
+    decides."""
     args: Sequence[str] = ()
 
     def command(self, port: int) -> list[str]:
-        """The flags of the user come last, and override."""
+        """The command line. The flags of the user come last, so that these flags override the other flags."""
         command = [self.python, "-m", "sglang.launch_server", "--model-path", str(self.model)]
         command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", self.name]
         command += ["--dtype", self.dtype]
@@ -67,7 +67,7 @@ class Launch:
 
 
 def read_args(args: str | Sequence[str]) -> tuple[str, ...]:
-    """The user's own flags, as one string or as a list. Raises ConfigError."""
+    """The flags of the user, from a string or a list. Raises ConfigError."""
     if isinstance(args, str):
         return tuple(shlex.split(args))
     if not isinstance(args, Sequence) or not all(isinstance(arg, str | int | float) for arg in args):
@@ -76,7 +76,7 @@ def read_args(args: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def fixed_port(args: Sequence[str]) -> int | None:
-    """The port in the user's flags."""
+    """The port in the flags of the user. None without such a flag."""
     for flag, value in pairwise([*args, ""]):
         name, equals, after = flag.partition("=")
         if name == "--port":
@@ -90,9 +90,8 @@ def fixed_port(args: Sequence[str]) -> int | None:
 
 
 def variables(python: str, device: str, *, image_side: bool = False) -> Mapping[str, str]:
-    """The environment of the server: this process's own, without variables for this interpreter alone. `image_side`:
-    the weights that read pixels are trained.
-    """
+    """The environment variables of the server: those of this process, except variables that concern this interpreter
+    alone. `image_side`: the weights that read pixels are trained."""
     environment = dict(os.environ)
     if python != sys.executable:
         for name in _FOREIGN:

@@ -1,4 +1,4 @@
-"""A server started and ended by agentrl: the process, the port, the log."""
+"""A server that agentrl starts and ends: its process, port and log."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from agentrl.errors import ConfigError
 _WATCHDOG = Path(__file__).with_name("watchdog.py")
 _POLL_S = 0.3
 _SAY_S = 20.0
-"""Seconds until the user learns that the server is not up yet. Each further message takes twice as long."""
+"""Seconds until the first message that the server is not up yet. Each further pause is twice as long."""
 _STOP_S = 15.0
-"""Seconds for the watchdog to end a server. The watchdog kills the server after at most five seconds."""
+"""The most seconds for the watchdog to end a server. The watchdog kills the server after at most five seconds."""
 _TAIL_LINES = 8
 _LINE_CHARACTERS = 240
 _ERROR = re.compile(r"(^|\b)(error: |[\w.]*(Error|Exception): )")
@@ -30,20 +30,19 @@ _TAIL_BYTES = 16_384
 
 @dataclass(frozen=True, slots=True)
 class ProcessSettings:
-    """Where a server runs."""
+    """The environment in which a server runs."""
 
     log: Path
     """The log file. The server's output is appended."""
     variables: Mapping[str, str]
     """The environment variables."""
     scratch: Path
-    """The folder of the server's weights; removed if agentrl dies."""
+    """The folder of the server's weights, which is removed if agentrl dies."""
 
 
 class ServerProcess:
-    """A command in a separate session and process group, under a watchdog. If this process dies, the watchdog ends the
-    command.
-    """
+    """Runs a command in a separate session and process group, under a watchdog. If this process dies, the watchdog ends
+    the command."""
 
     def __init__(self, command: Sequence[str], place: ProcessSettings) -> None:
         self.log = log = place.log
@@ -62,11 +61,11 @@ class ServerProcess:
                 start_new_session=True,
             )
         self.pid = self._process.pid
-        """The watchdog's process. The watchdog leads a session separate from the server's session."""
+        """The process id of the watchdog. The watchdog's session is separate from the server's session."""
 
     @property
     def ended(self) -> int | None:
-        """The exit status, or None while the server runs."""
+        """The exit status of the server. None while the server runs."""
         return self._process.poll()
 
     async def wait(self) -> int:
@@ -79,7 +78,7 @@ class ServerProcess:
     async def until_up(
         self, is_up: Callable[[], Awaitable[bool]], *, seconds: float, say: Callable[[str], None]
     ) -> None:
-        """Wait until `is_up` returns True, and report the progress now and then.
+        """Wait until `is_up` returns True. `say` gets lines about the progress.
 
         Raises ConfigError with the last lines of the log if the server ends first, or after `seconds`.
         """
@@ -101,17 +100,17 @@ class ServerProcess:
         say(f"SGLang is up after {time.monotonic() - start:.0f} s")
 
     def last_lines(self) -> str:
-        """The end of the log, for an error message."""
+        """The last lines of the log, for an error message."""
         return f"the log {self.log} ends: {' | '.join(self._lines()[-_TAIL_LINES:])}"
 
     def _last_words(self) -> str:
-        """The last line that names an error, or the last lines; and the path of the log."""
+        """The last line of the log that names an error, or else the last lines; and the path of the log."""
         lines = self._lines()
         errors = [line for line in lines if _ERROR.search(line)]
         return f"{errors[-1] if errors else ' | '.join(lines[-_TAIL_LINES:])}; all of it is in {self.log}"
 
     def _lines(self) -> list[str]:
-        """The lines at the end of the log, since this start."""
+        """The last lines of the log that were written since this start."""
         with self.log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(self._begins, size - _TAIL_BYTES))
@@ -119,7 +118,8 @@ class ServerProcess:
         return [line.strip()[:_LINE_CHARACTERS] for line in text.splitlines() if line.strip()] or ["(the log is empty)"]
 
     async def stop(self) -> None:
-        """End the server with all its processes, and wait for the end. Safe to call twice, even if cancelled."""
+        """End the server with all of its processes, and wait for the end. Safe to call twice, even if the caller is
+        cancelled."""
         with suppress(ProcessLookupError):
             self._process.terminate()
         await asyncio.shield(asyncio.to_thread(self._reap))
@@ -133,7 +133,7 @@ class ServerProcess:
 
 
 def free_port() -> int:
-    """A free port of the loopback device."""
+    """A free port of 127.0.0.1."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port: int = listening.getsockname()[1]
         return port

@@ -17,16 +17,16 @@ from agentrl.errors import ConfigError, EngineError, EngineLostError, RequestErr
 _log = logging.getLogger("agentrl")
 
 _PORTS = 3
-"""Number of ports to try: a different program may take a free port before SGLang does."""
+"""The number of ports to try: a different program may take a free port before SGLang does."""
 _END_S = 15.0
-"""Seconds for a server to answer again, or to end, after a broken connection."""
+"""The most seconds, after a broken connection, in which a server responds again or ends."""
 _POLL_S = 0.3
 
 
 class TrainingServer:
-    """Holds a server's `control`, and the server's process if agentrl started the server.
+    """A server with its `control`, and with its process if agentrl has started the server.
 
-    Decides whether an error means that the server is gone.
+    The class decides whether an error means that the server is gone.
     """
 
     def __init__(self, control: ServerControl, process: ServerProcess | None = None) -> None:
@@ -38,7 +38,7 @@ class TrainingServer:
     async def launch(
         cls, launch: Launch, place: ProcessSettings, *, seconds: float, say: Callable[[str], None]
     ) -> Self:
-        """Start a server, and wait until the server is up. After a ConfigError no part of the server is left."""
+        """Start a server, and wait until it is up. If ConfigError is raised, no process of the server is left."""
         for attempt in range(1, _PORTS + 1):
             port = _port(launch.args)
             process, control = ServerProcess(launch.command(port), place), ServerControl(f"http://127.0.0.1:{port}")
@@ -56,7 +56,7 @@ class TrainingServer:
         raise AssertionError("the last attempt returns or raises")
 
     def when_it_ends(self, call: Callable[[], None]) -> None:
-        """Call `call` if the server ends before `close`. The end of a server not started by agentrl is not noticed."""
+        """Call `call` if the server ends before `close`. Has no effect for a server that agentrl has not started."""
         if (process := self._process) is not None:
 
             async def wait() -> None:
@@ -71,14 +71,15 @@ class TrainingServer:
             raise EngineLostError(f"SGLang ended with status {self._process.ended}; {self._process.last_lines()}")
 
     async def told(self, command: Awaitable[None]) -> None:
-        """Raises EngineError if the server refuses the command, EngineLostError if the server is gone."""
+        """Await a command. Raises EngineError if the server refuses the command, and EngineLostError if the server is
+        gone."""
         try:
             await command
         except EngineError as exc:
             raise await self.judged(exc) from exc
 
     async def judged(self, error: EngineError) -> EngineError:
-        """The error itself if the server is still there, else an EngineLostError."""
+        """The error itself if the server still exists, else an EngineLostError."""
         if isinstance(error, RequestError):
             return error
         deadline = time.monotonic() + _END_S
@@ -93,7 +94,7 @@ class TrainingServer:
         return EngineLostError(f"SGLang at {self.control.url} no longer answers ({error})")
 
     async def close(self) -> None:
-        """End the server if started by agentrl. Safe to call twice."""
+        """End the server if agentrl has started it. Safe to call twice."""
         if self._watch is not None:
             self._watch.cancel()
         await self.control.close()
@@ -102,7 +103,7 @@ class TrainingServer:
 
 
 def _port(args: Sequence[str]) -> int:
-    """The port of the user's flags, or a free port. Raises ConfigError for a taken port in the flags."""
+    """The port of the user's flags, or a free port. Raises ConfigError if the port of the flags is in use."""
     port = fixed_port(args)
     if port is None:
         return free_port()
@@ -112,7 +113,8 @@ def _port(args: Sequence[str]) -> int:
 
 
 async def _is_ours(control: ServerControl, name: str) -> bool:
-    """Whether the server is up, and no other program has taken the port."""
+    """Whether the server that agentrl has started is up. Raises ConfigError if a different program has taken its
+    port."""
     if not await control.is_up():
         return False
     try:

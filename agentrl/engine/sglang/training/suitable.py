@@ -1,4 +1,4 @@
-"""Whether an already running server suits a training run: checked once, before the first episode."""
+"""Checks whether a running server suits a training run. The check happens once, before the first episode."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from agentrl.errors import ConfigError, EngineError
 _log = logging.getLogger("agentrl")
 
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers")
-"""Keys of the configuration of a model, or of the language side of a model that reads images."""
+"""The keys of the configuration that server and trainer must agree about. For a model that reads images, the
+configuration of its language side counts."""
 
 
 async def check_suitable(
     control: ServerControl, model: Any, adapter: Adapter | None, training: TrainingParts, *, sleeps: bool, images: bool
 ) -> None:
-    """Raises ConfigError if the server at a URL does not answer, serves a different kind of model, or lacks a flag.
+    """Raises ConfigError if the server at a URL does not respond, serves a different kind of model, or lacks a flag.
 
     `images`: the model in training reads images.
     """
@@ -60,7 +61,7 @@ def _check_model(url: str, about: Mapping[str, Any], model: Any) -> None:
 
 
 def _config_of(folder: object) -> Mapping[str, Any]:
-    """The content of config.json, if this machine has the server's model folder."""
+    """The content of config.json in the server's model folder. Empty if this machine has no such folder."""
     try:
         config = json.loads((Path(str(folder)) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,6 +1,5 @@
-"""SGLang as the engine of an embedded training run: a server started and ended by agentrl, or a running server at a
-URL.
-"""
+"""SGLang as the engine of an embedded training run: a server that agentrl starts and ends, or a running server at a
+URL."""
 
 from __future__ import annotations
 
@@ -34,23 +33,26 @@ _log = logging.getLogger("agentrl")
 
 _WEIGHTS, _CACHE = "weights", "kv_cache"
 _RETRY_S = 3.0
-"""Seconds of retries of a server on this host. More would only delay the news that the server is gone."""
+"""Seconds during which requests to a server on this host are repeated. More would only delay the report that the server
+is gone."""
 ALONE_SHARE, BESIDE_SHARE = 0.88, 0.5
-"""Shares of a GPU's free memory for the engine: sleeping while the trainer learns, and running beside the trainer."""
+"""The share of a GPU's free memory that the engine takes. ALONE_SHARE: for an engine that sleeps while the trainer
+learns. BESIDE_SHARE: for an engine that does not sleep."""
 _OPTIMIZER_BYTES = 8
-"""AdamW's two moments of each trained parameter. AdamW makes both at the first step, after the server has started."""
+"""Bytes of AdamW's two moments of a trained parameter. AdamW creates both at the first step, after the server has
+started."""
 
 
 class TrainedSGLang(AsyncClosing):
     """Samples from the weights in training, by an SGLang server on this host. The server is started on first use.
 
     `url` is the address of a running server. Without `url` agentrl starts a server with `python`, an interpreter with
-    SGLang (default: this interpreter), and with your own flags `args`. The server ends with the run, even with a killed
-    run. The log is `engine.log` in the run folder. `start_s`: seconds for the server to come up.
+    SGLang (default: this interpreter), and with your own flags `args`. The server ends with the run, even if the run is
+    killed. The log is `engine.log` in the run folder. `start_s`: the most seconds for the server to come up.
 
-    `route`: `adapter` sends only the LoRA adapter, `disk` the whole model; the default depends on the model. `sleep`:
-    whether the server releases memory while the trainer learns. auto: on a GPU, if started by agentrl, and without
-    `staleness`.
+    `route`: what is sent at an update. `adapter`: only the LoRA adapter. `disk`: the whole model. The default depends
+    on the model. `sleep`: whether the server releases memory while the trainer learns. auto: true on a GPU, if agentrl
+    has started the server, and without `staleness`.
 
     The same seed does not give the same run: batches depend on timing. Raises ConfigError for contradictory settings,
     and on first use for a server that does not start, or is not suitable.
@@ -93,9 +95,9 @@ class TrainedSGLang(AsyncClosing):
         self._version: str | None = None
         """The version of the server's weights; None before the first update."""
         self._asleep: list[str] = []
-        """Tags of the memory released by the server."""
+        """The tags of the memory that the server has released."""
         self._name = ""
-        """The adapter for requests."""
+        """The name of the adapter in requests; "" without an adapter."""
         self._updates = 0
         self._prefix = "" if url is None else f"{secrets.token_hex(3)}-"
 
@@ -124,7 +126,8 @@ class TrainedSGLang(AsyncClosing):
         return self._of_version(generation, version)
 
     def _of_version(self, generation: Generation, version: str) -> Generation:
-        """Raises EngineLostError if the server reports different weights than the latest update."""
+        """The generation. Raises EngineLostError if the server reports other weights than those of the latest
+        update."""
         if self._adapter is not None:  # the server's own version belongs to the base, and never changes
             return replace(generation, weight_version=version, earlier_versions=())
         if generation.weight_version not in (None, version) or generation.earlier_versions:
@@ -148,7 +151,7 @@ class TrainedSGLang(AsyncClosing):
     # Training
 
     async def wake(self) -> None:
-        """Take back the memory for the weights. `update` takes back the rest."""
+        """Let the server take back the memory for the weights. `update` takes back the other memory."""
         _, server = await self._started()
         if _WEIGHTS in self._asleep:
             _free_cached_memory()
@@ -172,9 +175,9 @@ class TrainedSGLang(AsyncClosing):
         self._version = version
 
     async def _update_adapter(self, client: SGLangEngine, server: TrainingServer, model: Any, folder: Path) -> None:
-        """Load the adapter under a new name, use the name in every request, and drop the previous adapter.
+        """Load the adapter under a new name, use this name in every request, and unload the previous adapter.
 
-        A request without a name would get the base model's answer, without any sign of the mistake.
+        Without a name in the request, the base model would respond, without any sign of the mistake.
         """
         save_adapter(model, folder)
         before, name = self._name, folder.name
@@ -189,7 +192,7 @@ class TrainedSGLang(AsyncClosing):
             shutil.rmtree(folder.with_name(before), ignore_errors=True)
 
     async def sleep(self) -> None:
-        """Let the server release memory, if configured. The weights must be sent again."""
+        """Let the server release memory if `sleep` is set. The weights must then be sent again."""
         server = self._server
         if self._sleeps and server is not None and not self._asleep:
             self._version = None
@@ -198,7 +201,7 @@ class TrainedSGLang(AsyncClosing):
             await server.told(server.control.release(self._asleep))
 
     def _new_folder(self, model: Any) -> Path:
-        """A folder with a name new to this server."""
+        """A new folder, with a name that this server has not seen."""
         if self.scratch is None:
             self.scratch = self._make_scratch(model)
         return self.scratch / f"{self._prefix}v{self._updates}"
@@ -210,7 +213,7 @@ class TrainedSGLang(AsyncClosing):
     # The server
 
     async def _started(self) -> tuple[SGLangEngine, TrainingServer]:
-        """The client and the server, started or checked first. Raises ConfigError."""
+        """The client and the server. On first use, the server is started or checked. Raises ConfigError."""
         if self._client is None or self._server is None:
             server = await (self._launch() if self._url is None else self._attach(self._url))
             vocab_size = self._model.config.get_text_config().vocab_size
@@ -259,9 +262,9 @@ class TrainedSGLang(AsyncClosing):
         return server
 
     def _memory_share(self) -> float | None:
-        """The share of the GPU's free memory for the server. The memory for the optimizer is left free.
+        """The share of the GPU's free memory for the server. Memory for the optimizer is left free.
 
-        While the server sleeps, the memory for all other parts of learning is available.
+        While the server sleeps, its memory is available for all other parts of learning.
         """
         if self._training.device != "cuda":
             return None
@@ -273,7 +276,7 @@ class TrainedSGLang(AsyncClosing):
         return float(max(ALONE_SHARE * (1 - _OPTIMIZER_BYTES * trained / free), 0.1))
 
     async def close(self) -> None:
-        """End the server if started by agentrl, and remove the written files. Safe to call twice."""
+        """End the server if agentrl has started it, and remove the written files. Safe to call twice."""
         for part in (self._client, self._server):
             if part is not None:
                 await part.close()
@@ -282,7 +285,7 @@ class TrainedSGLang(AsyncClosing):
 
 
 def _check_route(route: str | None, adapter: weights.Adapter | None) -> None:
-    """Raises ConfigError for a route not usable with this model."""
+    """Raises ConfigError for a route that is not possible with this model."""
     if route not in (None, "disk", "adapter"):
         raise ConfigError(f"engine_config.route is {route!r}; write disk or adapter, or leave it out")
     if route == "adapter" and adapter is None:
@@ -294,6 +297,6 @@ def _check_route(route: str | None, adapter: weights.Adapter | None) -> None:
 
 
 def _free_cached_memory() -> None:
-    """Release the device memory reserved by torch."""
+    """Release the device memory that torch has reserved."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -1,10 +1,10 @@
-"""Runs a command, and ends the command with all its processes when the requesting process is gone.
+"""Runs a command, and ends the command with all of its processes when the process that asked for it is gone.
 
     python watchdog.py PARENT FOLDER COMMAND...
 
-PARENT is the requesting process's id. FOLDER is removed if PARENT could not do so. The command runs in a separate
-session and process group. The command ends by itself, on SIGTERM to this program, or when PARENT is no longer the
-parent: a killed trainer cannot clean up, and must leave no server running. The exit status is the command's.
+PARENT is the id of the process that asks. FOLDER is removed if PARENT could not remove it. The command runs in a
+separate session and process group. The command ends by itself, on SIGTERM to this program, or when PARENT is no longer
+the parent: a killed trainer cannot clean up, and must leave no server running. The exit status is that of the command.
 
 The program runs as a file, and imports only the standard library.
 """
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Ask the command to end, then kill the process group: the command with all its processes."""
+    """Send SIGTERM to the command, then kill its process group: the command with all of its processes."""
     if child.poll() is None:
         child.terminate()
         with suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""The files that give the weights to a server on this host: whole models, or LoRA adapters."""
+"""The files by which a server on this host gets the weights: whole models, or LoRA adapters."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from agentrl.models.vision import Vision
 
 _MEMORY = Path("/dev/shm")
 _SPARE = 1.3
-"""Free memory that must be available before weights are written to memory, as a multiple of the weights' size."""
+"""The free memory that must be available before weights are written to memory, as a multiple of the weights' size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """The facts about the LoRA adapter needed before the server starts."""
+    """The facts about a LoRA adapter that are needed before the server starts."""
 
     rank: int
     modules: tuple[str, ...]
-    """The names of the linear layers changed by the adapter, such as q_proj."""
+    """The names of the linear layers that the adapter changes, such as q_proj."""
 
     @classmethod
     def of(cls, model: Any) -> Adapter | None:
-        """None for a model without an adapter. A model with an adapter is a peft model.
+        """Read the adapter of a model, which is then a peft model. Returns None for a model without an adapter.
 
-        Raises ConfigError for an adapter on the image side: SGLang would leave the image side out, without an error.
+        Raises ConfigError for an adapter on the image side: SGLang would ignore the image side, without an error.
         """
         if not has_adapter(model):
             return None
@@ -48,7 +48,7 @@ class Adapter:
 
 
 def save_whole(model: Any, tokenizer: Any, folder: Path, vision: Vision | None = None) -> None:
-    """Write the whole model, without any adapter, in the training type; `vision` is the image side."""
+    """Write the whole model, without any adapter, in the type of the training. `vision` is the image side."""
     if not has_adapter(model):
         save_model(model, tokenizer, folder, vision)
         return
@@ -62,14 +62,15 @@ def save_whole(model: Any, tokenizer: Any, folder: Path, vision: Vision | None =
 
 
 def size_of(model: Any) -> int:
-    """Bytes of the parameters."""
+    """The size of the parameters in bytes."""
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
 def scratch_folder(run: Path, size: int, *, in_memory: bool) -> Path:
-    """A new folder for weights of `size` bytes: in memory if requested and large enough, else in the run.
+    """A new folder for weights of `size` bytes. The folder is in memory if `in_memory` is set and the memory suffices,
+    else in the run folder.
 
-    Removes folders left in the run by killed runs. The run is locked against other processes.
+    Folders that killed runs have left in the run folder are removed. The run is locked against other processes.
     """
     for folder in run.glob(".weights-*"):
         shutil.rmtree(folder, ignore_errors=True)
