@@ -32,10 +32,11 @@ _CORE = {
     "serve": serve,
     "slime": slime,
 }
-"""The commands of the core. All others are entry points, so that the core works without their rooms."""
+"""Name -> subcommand that the core has itself. All other subcommands are entry points of packages, so that the core
+works without these packages."""
 
 _UsageError: Any = typer.BadParameter.__mro__[1]
-"""click's UsageError, wherever typer has it: newer versions of typer bundle click."""
+"""click's UsageError, a base class of typer's BadParameter. Newer versions of typer bundle click."""
 
 app = typer.Typer(
     name="agentrl",

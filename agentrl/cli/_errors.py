@@ -18,21 +18,23 @@ DISK_FULL = 1
 USAGE_ERROR = 2
 CANARY = 3
 INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 + SIGINT, as shells report it."""
 TERMINATED = 143
-"""128 + SIGINT and 128 + SIGTERM, as shells report them."""
+"""Exit code after SIGTERM: 128 + SIGTERM, as shells report it."""
 
 
 @contextmanager
 def one_line_errors(
     interrupted: Callable[[], str] = lambda: "nothing was written; run the command again",
 ) -> Iterator[None]:
-    """Turn a ConfigError into `error: ...` and exit code 2, a full disk into 1, a CanaryError into `stopped: ...` and
-    3, Ctrl-C into 130, SIGTERM into 143. For the latter four, `interrupted` explains how to resume.
+    """Turn exceptions into a line on stderr and an exit code: a ConfigError into `error: ...` and 2, a full disk into
+    1, a CanaryError into `stopped: ...` and 3, Ctrl-C into 130, SIGTERM into 143. For the last four, the line ends with
+    the text of `interrupted`, which explains how to resume.
 
     An InfraError gets here only if it concerns all episodes: a shared requirement is missing, such as a container
-    engine. It ends as a ConfigError does, and explains how to resume.
+    engine. The InfraError is reported as a ConfigError is, with the text of `interrupted`.
 
-    A bug in the user's Env is shown with the frames of the user's code only, exit code 1. Any other exception is a bug
+    A bug in the user's Env gives exit code 1, and a traceback of the user's code only. Any other exception is a bug
     of agentrl, and keeps the traceback.
     """
     try:

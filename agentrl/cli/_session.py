@@ -1,4 +1,4 @@
-"""An agent's session as a tree: the replies, and how the agent sent them back."""
+"""An agent's session as a tree: the model's replies, and how the agent sent them back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def visible(text: str) -> str:
 
 
 def session_tree(trajectory: Trajectory, width: int) -> Iterator[Text]:
-    """A line for each reply. Replies of the same segment are aligned; branches are indented."""
+    """A line for each of the model's replies. Replies of the same segment are aligned; branches are indented."""
     session = trajectory.session or {}
     nodes: Sequence[Mapping[str, JSON]] = session.get("nodes", ())
     below: dict[int | None, list[Mapping[str, JSON]]] = {}
@@ -48,7 +48,8 @@ def session_tree(trajectory: Trajectory, width: int) -> Iterator[Text]:
 
 
 def _refusals(requests: Sequence[Mapping[str, JSON]], width: int) -> Iterator[Text]:
-    """The gateway's refusals, with counts, without requests after the session's end."""
+    """A line for each message with which the gateway refused requests, and how often. Requests after the session's end
+    are left out."""
     lines = [line for line in requests if line["event"] == "refused" and line["kind"] != "closed"]
     counted = Counter(": ".join(filter(None, [line.get("what"), line["message"]])) for line in lines)
     for message, times in counted.items():
@@ -71,7 +72,7 @@ def _line(node: Mapping[str, JSON], trajectory: Trajectory, mark: str, width: in
 
 
 def _said(trajectory: Trajectory, turn: int) -> str:
-    """The text of a turn in a single line. Empty if no segment has the turn."""
+    """The text that the model wrote in a turn, as a single line. Empty if no segment has the turn."""
     for segment, places in trajectory.by_segment(range(len(trajectory.turns))):
         if turn in places:
             index = places.index(turn)
@@ -86,7 +87,7 @@ def _audit(audit: Mapping[str, JSON], depth: int, width: int) -> Text:
 
 
 def _in_words(name: str) -> str:
-    """A name in the log, for people: the log has "told" for messages that an agent sent back."""
+    """A key of the session's log in readable words: `told` marks messages that an agent sent back."""
     return name.replace("told", "sent back").replace("_", " ")
 
 

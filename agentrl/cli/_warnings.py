@@ -1,4 +1,4 @@
-"""Report coroutines that were never awaited at the line that made them, not where they were collected."""
+"""Report a coroutine that was never awaited at the line that created it, not where Python deleted it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ORIGIN_FRAMES = 3
 
 
 def name_unawaited_lines() -> None:
-    """Have Python record where coroutines are made in this thread, and report forgotten coroutines in a single line."""
+    """Have Python record where this thread creates coroutines. Warn of each forgotten coroutine in a single line."""
     sys.set_coroutine_origin_tracking_depth(_ORIGIN_FRAMES)
     before = warnings.showwarning
 

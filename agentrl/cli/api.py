@@ -53,14 +53,14 @@ Samples: TypeAlias = Annotated[int, typer.Option(help="Episodes of each task.", 
 EPISODES = 32
 _KNOCK_S = 5.0
 _PATIENCE_S = (0.5, 1.0, None)
-"""Waits between attempts to connect to a server that refuses connections; None: give up."""
+"""Seconds between attempts to connect to a server that refuses connections; None: give up."""
 _SECONDS = 600.0
-"""The time limit of an answer, in seconds: a model may think for minutes."""
+"""The time limit of a reply of the API, in seconds: a model may think for minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Api:
-    """The model that plays, and the options of requests."""
+    """A model that plays through an HTTP API, and the options of the requests to the API."""
 
     url: str
     model: str
@@ -71,7 +71,7 @@ class Api:
     config: PlayConfig
 
     def chat(self) -> ChatModel:
-        """Raises ConfigError."""
+        """The client of the API. Raises ConfigError for a wrong URL or option."""
         from agentrl.chat.client import ChatModel
 
         return ChatModel(
@@ -106,7 +106,7 @@ def api_of(
     temperature: float | None,
     config: PlayConfig,
 ) -> Api:
-    """The Api of the flags. Raises ConfigError if the URL is wrong."""
+    """The Api that the command's flags describe. Raises ConfigError if the URL is wrong."""
     api = Api(
         url=url,
         model=model,
@@ -130,13 +130,13 @@ def refuse_agents(envs: EnvFactory) -> None:
 
 
 def check_samples(samples: int, temperature: float | None) -> None:
-    """Raises ConfigError for several samples at temperature 0: they would all be equal."""
+    """Raises ConfigError for several samples at temperature 0: the samples would be equal."""
     if samples > 1 and temperature == 0:
         raise ConfigError(f"--samples {samples}: all samples are equal at --temperature 0; add --temperature 1")
 
 
 def read_prices(prices: str | None) -> tuple[float, float] | None:
-    """Prices of a million tokens, of prompts and of answers. Raises ConfigError."""
+    """The price of a million tokens of prompts, and the price of a million tokens of replies. Raises ConfigError."""
     if prices is None:
         return None
     try:
@@ -185,10 +185,9 @@ async def play_all(
 
 
 def own_reward(config: PlayConfig) -> RewardFn | None:
-    """The configured reward function, for episodes that are scored alone; None for a function that only compares
-    episodes.
+    """The configured reward function. None without a function, and for a function that only compares episodes.
 
-    Raises ConfigError.
+    Raises ConfigError for a function that scores the episodes of a group together.
     """
     from agentrl.episode.scoring import is_relative
     from agentrl.rollout.play.groups import GroupReward
@@ -222,7 +221,7 @@ async def refuse_silence(url: str, key: str = "--api") -> None:
 
 @contextmanager
 def _kept(results: Results) -> Iterator[None]:
-    """Add to a ConfigError that the finished episodes are stored."""
+    """Within `with`, add to the message of a ConfigError that the finished episodes are stored."""
     try:
         yield
     except ConfigError as exc:
@@ -242,8 +241,8 @@ async def _play(rollout: Rollout, api: Api, task: Task, session_id: str) -> Traj
 
 
 def mask(episode: Trajectory, *, trained: bool) -> None:
-    """Mask turns that may not be imitated: all turns, or from the first turn on whose tokens differ from the
-    message."""
+    """Mask the turns that may not be imitated. With `trained`, these are the first turn whose tokens differ from the
+    message, and all later turns. Without `trained`, these are all turns."""
     if not trained:
         episode.mask("off_policy")
         return
@@ -254,14 +253,14 @@ def mask(episode: Trajectory, *, trained: bool) -> None:
 
 
 def out_file(out: Path | None) -> str:
-    """The message of an interrupted command: how to resume it."""
+    """How to resume the interrupted command: a message for the user."""
     if out is None:
         return "nothing was written; with --out FILE, finished episodes are kept, and the same command resumes"
     return f"finished episodes are in {out}; the same command resumes with the rest"
 
 
 def departures(episodes: Sequence[Trajectory]) -> Mapping[str, int]:
-    """Reason of the first answer that the tokens cannot represent -> the number of episodes."""
+    """Why tokens cannot represent a reply -> the number of episodes. The first such reply of an episode counts."""
     counts: dict[str, int] = {}
     for episode in episodes:
         reasons = episode.info.get("player", {}).get("not_carried", {})

@@ -42,7 +42,7 @@ Model: TypeAlias = Annotated[
 ]
 
 FAILED = 1
-"""Exit code if something is wrong; 2 is a wrong command."""
+"""Exit code if the check reports an error. A wrong command exits with 2."""
 _COLOURS = {Level.ERROR: "red", Level.WARNING: "yellow", Level.UNCHECKED: "magenta", Level.NOTE: "blue"}
 _COMMON = frozenset({"what", "strict", "as_json"})
 _SUFFIXES = (".json", ".jsonl", ".parquet", ".pt")
@@ -100,7 +100,7 @@ def check(
 
 
 def recognize(what: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """The kind of the subject, a key of `_CHECKS`, and the subject. Raises ConfigError."""
+    """The kind of the subject (a key of `_CHECKS`), and the words of the subject. Raises ConfigError."""
     first, *others = what
     if first in ("template", "sandbox", "slime"):
         return first, others
@@ -119,7 +119,7 @@ def recognize(what: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 
 def _kind_of_file(place: Path) -> str:
-    """tasks or records. Raises ConfigError for a file or folder of another kind, with the command to use."""
+    """`tasks` or `records`. For a file or folder of another kind, raises ConfigError with the command to use."""
     if not place.exists():
         raise ConfigError(f"{place}: no such file or folder")
     if place.is_dir():
@@ -162,7 +162,7 @@ def _first_row(place: Path) -> Mapping[str, Any]:
 
 
 def _refuse_other_options(context: typer.Context, kind: str) -> None:
-    """Raises ConfigError for an option of another kind of subject."""
+    """Raises ConfigError for an option that does not apply to subjects of `kind`."""
     flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
     for name, flag in flags.items():
         source = context.get_parameter_source(str(name))
@@ -246,7 +246,7 @@ _OPTIONS: Mapping[str, Set[str]] = {
     "tasks": {"backend", "base", "installed", "keep", "concurrency", "deadline"},
     "records": {"model"},
 }
-"""Kind of the subject -> the options for this kind alone."""
+"""Kind of the subject -> names of the options that apply to this kind alone."""
 
 
 def _print(report: Report, *, as_json: bool) -> None:

@@ -69,11 +69,11 @@ Settings: TypeAlias = Annotated[
 
 _CLOSE_S = 10.0
 _EVERY_S = 10.0
-"""How often the running check is shown."""
+"""Seconds between reports of which check runs."""
 
 
 def check_env(words: Sequence[str], options: Mapping[str, Any]) -> Report:
-    """Play the environment with players and by chance. Raises ConfigError."""
+    """Play the environment with the scripted players of the options and with random actions. Raises ConfigError."""
     from agentrl.check import CheckInputs, check
 
     [env], config = words, PlayConfig.parse(options["settings"] or ())
@@ -98,7 +98,7 @@ def check_env(words: Sequence[str], options: Mapping[str, Any]) -> Report:
 
 
 class CheckProgress:
-    """Within `with`, shows from time to time which check runs. Uses a thread, as an Env may block the loop."""
+    """Within `with`, shows from time to time which check runs. A thread does so, as an Env may block the event loop."""
 
     def __init__(self) -> None:
         self._name, self._began = "the Env", time.monotonic()
@@ -122,12 +122,13 @@ class CheckProgress:
 
 
 def _player(path: str | None) -> Player | None:
-    """The player at a path, with a source that can be inspected."""
+    """The scripted player at a path, with the attributes of the user's function, so that `inspect` reads its
+    source code."""
     return update_wrapper(load_player(path), load_object(path)) if path else None
 
 
 def _tasks(envs: EnvFactory, data: Path | None) -> tuple[list[Task], str]:
-    """All tasks, the tasks to check with first, and the number of tasks in words."""
+    """All tasks, and the number of tasks in words. Training tasks and held-out tasks of an Env alternate."""
     from agentrl.rollout.data.own_tasks import makes_tasks, own_tasks
     from agentrl.rollout.data.tasks import load_tasks
 

@@ -52,7 +52,7 @@ Deadline: TypeAlias = Annotated[
 
 _CORE = "agentrl_envs.coding.validate"  # by dotted path, as agentrl imports no environment
 _SHOWN = 400
-"""The most characters of a reason."""
+"""The most characters of a failure's reason that are printed."""
 
 
 def check_tasks(places: Sequence[str], options: Mapping[str, Any]) -> Report:
@@ -83,7 +83,8 @@ def _played(tasks: Sequence[Any], settings: Any) -> list[Any]:
 
 
 def _finding(result: Any) -> Finding:
-    """A task without a solution is not wrong: whether the task can be solved was not checked."""
+    """The report's row of a task. A task without a solution of its own is no error, but UNCHECKED: whether the task can
+    be solved is unknown."""
     level = Level.UNCHECKED if result.verdict == "no oracle" else Level.ERROR
     return Finding(level, result.reason[:_SHOWN], "", result.verdict, Place(result.id))
 

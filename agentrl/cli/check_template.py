@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def check_template(words: Sequence[str], options: Mapping[str, Any]) -> Report:
     """Prove that the template can be continued token for token, and that its output can be parsed.
 
-    `words` are the model, and a Jinja file that replaces the model's own template. Raises ConfigError.
+    `words` are the model and, optionally, a Jinja file that replaces the model's template. Raises ConfigError.
     """
     if len(words) not in (1, 2):
         raise ConfigError("check template: name a model, as in `agentrl check template Qwen/Qwen3-4B [FILE.jinja]`")
@@ -74,7 +74,8 @@ def _source(template: Path | None) -> str | None:
 
 
 def _certificate(tokenizer: Any, source: str | None) -> tuple[Certificate, str, str]:
-    """The certificate; why no tools can be offered; why no external agents can be served. Empty if they can."""
+    """The template's certificate; why the template takes no tools, or an empty text; why the template cannot serve
+    external agents, or an empty text."""
     from agentrl.chat.tokens.writer import prove_for_agents
     from agentrl.render import PROBE_TOOL, load_renderer
 

@@ -112,7 +112,7 @@ def _score(score: dict[str, Any] | None) -> str:
 
 
 def sparkline(values: Sequence[float], low: float, high: float) -> str:
-    """A curve in a single line. Of more values than columns, neighbours are averaged."""
+    """A curve of block characters in a single line. If there are more values than columns, neighbours are averaged."""
     size = max(1, -(-len(values) // _WIDTH))
     means = [sum(part) / len(part) for i in range(0, len(values), size) if (part := values[i : i + size])]
     span = high - low or 1.0

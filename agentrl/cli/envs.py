@@ -30,7 +30,7 @@ class Described:
     agent: bool = False
     """Whether an agent plays the environment, with the agent's tools."""
     tools_later: bool = False
-    """Whether tools, or more tools, are known only in an episode: an MCP server's, for example."""
+    """Whether only an episode shows all tools, such as the tools of an MCP server."""
     needs: list[str] = field(default_factory=list)
     """Required keys of env_config, and the machine's requirements for an episode."""
     broken: str = ""
@@ -63,12 +63,12 @@ def envs(as_json: Annotated[bool, typer.Option("--json", help="Print everything 
 
 
 def _sentence(text: str) -> str:
-    """The first sentence."""
+    """The first sentence of a text."""
     return re.split(r"(?<=\.) ", text)[0]
 
 
 def _short(need: str) -> str:
-    """The requirements, without details and alternatives."""
+    """A requirement, without details and alternatives."""
     return need if need.startswith("config: ") else re.split(r" at |[(,;]", need)[0].strip()
 
 

@@ -43,13 +43,13 @@ class PlayConfig:
     reward: str | None = None
     """The path of a function that scores an episode in place of the Env."""
     special_tokens: SpecialTokens = "keep"
-    """As in `EpisodeOptions`."""
+    """How special tokens in texts are treated; see `EpisodeOptions`."""
     opponents: Sequence[str] = ("policy",)
     """Who has the other seats of an Env with seats; see `TrainConfig.opponents`. policy is the player itself."""
     workers: int = 0
-    """As in a training run."""
+    """See `TrainConfig.workers`."""
     gateway: GatewayConfig = GatewayConfig()  # noqa: RUF009 - immutable
-    """As in a training run."""
+    """See `TrainConfig.gateway`."""
 
     @classmethod
     def parse(
@@ -80,7 +80,7 @@ class PlayConfig:
         )
 
     def options(self, thinking: Thinking = "keep") -> EpisodeOptions:
-        """The options of its episodes."""
+        """The options of episodes that are played with these settings."""
         return EpisodeOptions(
             limits=self.limits, thinking=thinking, special_tokens=self.special_tokens, gateway=self.gateway
         )
@@ -91,7 +91,7 @@ class PlayConfig:
             raise ConfigError(f"--set opponents: {cls.__name__} has no seats; leave it out")
 
     def reward_function(self) -> RewardFn | None:
-        """The function at `reward`. Raises ConfigError."""
+        """The function at the path `reward`; None without a path. Raises ConfigError."""
         return load_reward(self.reward, "--set reward=")
 
 
@@ -128,7 +128,7 @@ def _workers(value: Any) -> int:
 
 
 def _gateway(values: Any) -> GatewayConfig:
-    """Raises ConfigError with a line that names each wrong key."""
+    """The gateway's settings. Raises ConfigError with a line that names each wrong key."""
     try:
         return GatewayConfig.model_validate(values)
     except ValidationError as exc:
@@ -137,9 +137,9 @@ def _gateway(values: Any) -> GatewayConfig:
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[OnEpisode]:
-    """On stderr a bar with the mean reward so far, or without a terminal a line every ten seconds.
+    """Show progress and the mean reward so far on stderr: a bar, or without a terminal a line every ten seconds.
 
-    It yields a function to call per episode.
+    Yields the function to call after each episode.
     """
     from rich.console import Console
 
@@ -150,7 +150,7 @@ def progress(title: str, total: int) -> Iterator[OnEpisode]:
 
 @contextmanager
 def _lines(total: int) -> Iterator[OnEpisode]:
-    """Printed by a thread, so that progress appears even while no episode finishes."""
+    """Progress as lines. A thread prints them, so that progress appears even while no episode finishes."""
     earned, counting, ended = Earned(), threading.Lock(), threading.Event()
 
     def tell() -> None:
@@ -202,7 +202,7 @@ def warn_unscored(count: int) -> None:
 
 
 def refuse_all_failed(trajectories: Sequence[Trajectory]) -> None:
-    """Raises InfraError, with the first failure, if no episode could be played."""
+    """Raises InfraError, with the reason of the first failure, if no episode could be played."""
     failures = [trajectory.failure for trajectory in trajectories]
     if all(failures) and (first := failures[0]) is not None:
         raise InfraError(f"none of {len(failures)} episodes could be played; the first: {first.error}")
@@ -222,7 +222,7 @@ def check_out(out: Path | None, data: Path | None, flag: str = "--out") -> None:
 
 
 def held(out: Path) -> int:
-    """The number of episodes in a file: the lines that are not empty."""
+    """The number of episodes in a file: the count of lines that are not empty."""
     return sum(1 for line in out.read_bytes().split(b"\n") if line.strip()) if out.is_file() else 0
 
 
@@ -233,7 +233,7 @@ def refuse_finished(out: Path | None) -> None:
 
 
 def write_trajectories(out: Path, trajectories: Sequence[Trajectory]) -> None:
-    """Write a trajectory on each line: all or nothing."""
+    """Write the trajectories as JSON, each on a line. An interrupted write leaves the old file as it was."""
     from agentrl._util.files import write_atomically
 
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -95,7 +95,7 @@ class _EvaluateJob:
 
     @property
     def file(self) -> Path | None:
-        """The file whose name the command resumes from."""
+        """The file of finished episodes, from which the command resumes: `out`, else `demonstrations`."""
         return self.out or self.demonstrations
 
     def demonstrated(self, groups: Sequence[Sequence[Trajectory]]) -> list[Trajectory]:
@@ -185,7 +185,7 @@ def _how_to_resume(out: Path | None, demonstrations: Path | None, *, uses_api: b
 def _report_demonstrations(
     demonstrations: Sequence[Trajectory], groups: Sequence[Sequence[Trajectory]], file: Path, *, err: bool
 ) -> None:
-    """Print how many episodes may be imitated. `err`: on stderr."""
+    """Print how many episodes may be imitated. `err`: print on stderr."""
     won, episodes = {episode.task.id for episode in demonstrations}, sum(map(len, groups))
     typer.echo(
         f"{file}: {len(demonstrations)} of {episodes} episodes, of {len(won)} of {len(groups)} tasks; "
@@ -201,7 +201,7 @@ def _report_demonstrations(
 
 
 def _play(job: _EvaluateJob) -> list[list[Trajectory]]:
-    """Episodes by task, played by a model that runs here."""
+    """Play with a model that runs on this machine, and return the episodes by task."""
     check_model(job.model, job.engine, job.config.engine_config)
     envs, reward, tasks = _prepare(job)
     with only_writer(job.file):
@@ -239,7 +239,7 @@ def _refuse_engine(engine: str) -> None:
 
 
 def _ask(job: _EvaluateJob, api: Api) -> list[list[Trajectory]]:
-    """Episodes by task, including the episodes in --out. Raises as `play_all` does."""
+    """Play with an API model, and return the episodes by task, including those in --out. Raises as `play_all` does."""
     envs, _, tasks = _prepare(job)
     refuse_agents(envs)
     file = job.out or unfinished(job.demonstrations)
@@ -325,7 +325,7 @@ async def _evaluate(job: _EvaluateJob, envs: EnvFactory, reward: Any, results: R
 
 
 def _order(job: _EvaluateJob, options: EpisodeOptions, model: OpenModel) -> EpisodeOrder:
-    """The workers' needs to play the episodes."""
+    """The settings from which worker processes play the episodes."""
     from agentrl.rollout.play.remote import EpisodeOrder
 
     return EpisodeOrder(

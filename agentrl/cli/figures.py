@@ -1,4 +1,4 @@
-"""How well episodes went: figures as JSON, or as tables."""
+"""Print the metrics of episodes as JSON, or as tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from agentrl.trajectory.trajectory import Trajectory
 
 _TRAINING = ("groups", "zero_advantage_groups", "uncredited_groups", "failed_groups", "samples", "resumes", "restarts")
-"""Metrics without a meaning for an evaluation."""
+"""Metrics of training, without a meaning for an evaluation."""
 _OF_TOOLS = ("episodes_with_tools", "tool_call_rate", "bad_call_rate", "tool_errors")
 _OF_TOKENS = ("trained_tokens", "masked_tokens", "prefix_breaks")
 """Metrics that matter only for training."""
@@ -38,7 +38,7 @@ _NO_PLAYER = "An API's turns come without log-probs: nothing here can be trained
 
 @dataclass(frozen=True, slots=True)
 class ReportOptions:
-    """How figures are reported."""
+    """How a report prints the metrics of episodes."""
 
     title: str
     by: str | None = None
@@ -49,7 +49,7 @@ class ReportOptions:
 
 
 def report(groups: Sequence[Sequence[Trajectory]], options: ReportOptions) -> None:
-    """Print the figures of episodes by task."""
+    """Print the metrics of episodes. Each group has the episodes of a task."""
     groups = [group for group in groups if group]
     figures = figures_of(groups, options)
     warn_unscored(figures["unscored"])

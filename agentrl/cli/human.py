@@ -49,7 +49,7 @@ _STYLES = {"system": "dim", "user": "cyan", "tool": "yellow", "assistant": "gree
 
 
 class _QuitError(Exception):
-    """The player wants to stop."""
+    """The person at the terminal wants to stop."""
 
 
 def play_yourself(
@@ -123,7 +123,10 @@ async def _episodes(
     terminal: _Terminal,
     seating: Seating | None,
 ) -> list[Trajectory]:
-    """The trajectory of an episode; with seats, of each seat that you have. Raises _QuitError."""
+    """Play an episode. Returns its trajectory; in an Env with seats, the trajectory of each seat of the person.
+
+    Raises _QuitError.
+    """
     if seating is not None:
         return await _seats(envs, task, renderer, config, terminal, seating)
     return [await _episode(envs, task, renderer, config, terminal)]
@@ -192,7 +195,7 @@ class _Terminal:
         self.console.print(Text(text, style))
 
     async def line(self, prompt: str) -> str:
-        """A line. Raises _QuitError at the end of the input."""
+        """Read a line. Raises _QuitError at the end of the input."""
         self.console.file.write(prompt)
         self.console.file.flush()
         while b"\n" not in self._read:
@@ -262,7 +265,7 @@ async def _readable() -> bytes:
 
 @dataclass(slots=True)
 class _Human:
-    """A speaker at a terminal."""
+    """A person who writes the model's messages at a terminal."""
 
     terminal: _Terminal
     show_tokens: Callable[[], None]
@@ -297,7 +300,8 @@ class _Human:
             return await asyncio.Future()  # the engine gives up waiting
 
     async def _said(self, tools: Sequence[ToolSpec]) -> Message | None:
-        """A turn; None if the line is not a turn."""
+        """Read a line, and return the message that it describes; None if the line is empty or a command such as
+        `:help`."""
         line = await self.terminal.line("you > ")
         command, _, rest = line.strip().partition(" ")
         match command:
@@ -326,7 +330,7 @@ class _Human:
         return None
 
     async def _text(self, first: str) -> str:
-        """Lines up to the closing fence."""
+        """Read lines up to the closing fence."""
         lines = [first] if first else []
         while not (lines and lines[-1].endswith(_FENCE)):
             lines.append(await self.terminal.line("... > "))
@@ -382,7 +386,7 @@ def _required(tool: ToolSpec) -> Sequence[str]:
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
-    """The type of an argument, in words."""
+    """The type of a tool's argument, in words for the prompt."""
     if "enum" in schema:
         return " | ".join(map(str, schema["enum"]))
     return str(schema.get("type", "JSON"))

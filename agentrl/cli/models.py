@@ -90,7 +90,10 @@ def check_model(name: str, engine: str, engine_config: Mapping[str, Any]) -> Non
 
 
 def weights_digest(name: str) -> str:
-    """Changes whenever the files of a model's folder do; empty for a name on the Hub. Raises as `weights_of` does."""
+    """A digest that changes whenever the files of a model's folder change; empty for a name on the Hub.
+
+    Raises as `weights_of` does.
+    """
     folder = Path(weights_of(name))
     if not folder.is_dir():
         return ""
@@ -109,7 +112,7 @@ def run_config(name: str) -> TrainConfig | None:
 
 
 def import_slow(*, weights: bool) -> None:
-    """Import the slow modules. Ctrl-C stops the import at once here, but in an event loop only afterwards.
+    """Import the slow modules before an event loop runs: there, Ctrl-C would take effect only after the import.
 
     `weights`: also import the modules that run a model. A missing package is ignored here: the caller reports the
     package.
@@ -124,7 +127,7 @@ def import_slow(*, weights: bool) -> None:
 
 @contextmanager
 def needs_torch() -> Iterator[None]:
-    """Turn a missing import into a ConfigError with the package to install."""
+    """Within `with`, turn a failed import into a ConfigError that names the package to install."""
     try:
         yield
     except ModuleNotFoundError as exc:

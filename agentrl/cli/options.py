@@ -1,4 +1,4 @@
-"""Options that several commands take, so that they read the same everywhere."""
+"""Options that several commands take, so that names and help texts are the same everywhere."""
 
 from __future__ import annotations
 

@@ -54,13 +54,13 @@ if TYPE_CHECKING:
     from agentrl.render.base import Renderer
 
 Player: TypeAlias = Callable[[Task], Generator[Turn, str, None]]
-"""Yields the turns of an episode. Each yield returns the environment's answer as text."""
+"""A scripted player: yields the turns of an episode. Each yield returns the environment's observation as text."""
 
 _PlayOne: TypeAlias = "Callable[[Env, Task, Renderer], Awaitable[Sequence[Trajectory]]]"
-"""Plays an episode. With seats, there is a trajectory for each seat."""
+"""Plays an episode, and returns its trajectory or, in an Env with seats, a trajectory for each seat."""
 
 _CONCURRENCY = 32
-"""Episodes in flight: enough to hide an environment's waits, but not too many for any environment."""
+"""The most episodes at the same time: enough to hide waits for I/O, and few enough for any environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ def _player(path: str, config: PlayConfig, seats: Sequence[str]) -> _PlayOne:
 
 
 def _to_the_end(turns: Generator[Turn, str, None], path: str, task: Task) -> Generator[Turn, str, None]:
-    """The turns. Raises ConfigError if they end before the episode does."""
+    """The turns of a script. Raises ConfigError if the script ends before the episode does."""
     count = 0
     with closing(turns):
         try:
@@ -216,7 +216,10 @@ def _to_the_end(turns: Generator[Turn, str, None], path: str, task: Task) -> Gen
 async def _play_speaker(
     env: Env, task: Task, renderer: Renderer, *, path: str, config: PlayConfig, reward: RewardFn | None
 ) -> Sequence[Trajectory]:
-    """An episode of a function of messages and tools. Raises ConfigError, and AssertionError for a bug of a tool."""
+    """Play an episode with a function of messages and tools.
+
+    Raises ConfigError, and AssertionError for a bug of a tool.
+    """
     from agentrl.chat.client import ScriptedSpeaker
     from agentrl.chat.engine import ChatEngine
 
@@ -245,7 +248,7 @@ async def _play_speaker(
 async def _play_seats(
     env: Env, task: Task, renderer: Renderer, *, player: FixedPlayer, config: PlayConfig, reward: RewardFn | None
 ) -> Sequence[Trajectory]:
-    """An episode in which a single player has every seat. Raises ConfigError."""
+    """Play an episode in which a single player has every seat. Raises ConfigError."""
     engines = {
         seat: player.engine(renderer, zlib.crc32(f"{task.id}/{task.seed}/{seat}".encode())) for seat in env.seats
     }
@@ -272,7 +275,8 @@ def _how_to_go_on(out: Path | None, player: str | None, yours: Sequence[Trajecto
 
 
 def _play_script(job: _PlayJob, path: str) -> list[Trajectory]:
-    """All episodes, including episodes of a killed command. Episodes to keep are written."""
+    """Play the tasks with a script. Returns all episodes, including those of a killed command, and writes the episodes
+    that are good enough to `out`."""
     from agentrl.rollout.play.episodes import RewardSeen
     from agentrl.rollout.play.groups import settle_rewards
 
@@ -311,7 +315,10 @@ async def _play(job: _PlayJob, envs: EnvFactory, play_one: _PlayOne, results: Re
 async def _episodes(
     envs: EnvFactory, play_one: _PlayOne, results: Results, samples: int, renderer: Renderer, on_episode: OnEpisode
 ) -> None:
-    """Play the episodes that `results` lacks. A broken environment masks its episode; a bug ends all episodes."""
+    """Play the episodes that `results` lacks. An episode whose environment fails is masked.
+
+    Raises BugError for a bug of the Env, and ConfigError for a bug of a tool.
+    """
     from agentrl.rollout import BugError
 
     slots = asyncio.Semaphore(_CONCURRENCY)
@@ -347,7 +354,7 @@ def _report(episodes: Sequence[Trajectory], kept_episodes: Sequence[Trajectory],
 
 
 def _warn_unknown_tools(trajectories: Sequence[Trajectory], player: str) -> None:
-    """Warn of unknown tools that a script called. Raises ConfigError if each of the episodes called an unknown tool."""
+    """Warn if a script called tools that the Env lacks. Raises ConfigError if every episode called such a tool."""
     unknown, episodes = Counter[str](), 0
     for trajectory in trajectories:
         offered = [tool_name(tool) for tool in trajectory.tools]

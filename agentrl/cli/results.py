@@ -1,4 +1,4 @@
-"""Finished episodes in a file, a row each as they finish, so that an interrupted command can resume."""
+"""Finished episodes in a file, so that an interrupted command can resume. A row is added when an episode finishes."""
 
 from __future__ import annotations
 
@@ -23,36 +23,37 @@ from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, Task
 
 Place: TypeAlias = tuple[str, int]
-"""The place of an episode or of a trajectory: the task's key, and the number of the sample."""
+"""Identifies an episode or a trajectory: the task's key, and the number of the sample of this task (from 0)."""
 
 _KEY = "played"
-"""Key of `Trajectory.info`: the settings and the task that a row belongs to."""
+"""Key of `Trajectory.info`. The value is a mapping: the settings, the task and the sample of the row."""
 _SOURCE = "source"
-"""Key within these: a digest of the Env's file."""
+"""Key of that mapping. The value is a digest of the file that defines the Env."""
 
 
 @dataclass(slots=True)
 class Results:
     """The finished episodes of `tasks`. With a `file`, each episode is written immediately after its end.
 
-    `about` describes the play: the Env, the model, the settings.
+    `about` has the settings that all rows of a file share: the Env, the model, the limits.
     """
 
     tasks: Sequence[Task]
     about: Mapping[str, JSON]
     file: Path | None = None
     seats: int = 1
-    """The number of an episode's trajectories. Several are numbered as samples, episode by episode."""
+    """The number of trajectories of an episode. With 2 seats, sample 0 has the trajectories 0 and 1, sample 1 has 2 and
+    3."""
     done: dict[Place, Trajectory] = field(default_factory=dict)
     resumed: str = ""
-    """The content of the file, in words."""
+    """A sentence on the episodes that were read from the file."""
     keys: Sequence[str] = ()
-    """A key for each task, in order."""
+    """The key of each task, in the order of `tasks`."""
     code: type | None = None
-    """The Env's class. Rows record a digest of its file, so that episodes from before a change can be recognised."""
+    """The Env's class. A row records a digest of the class's source file, so that a change of the file is noticed."""
     warning: str = ""
     _source: tuple[str, str] = field(init=False)
-    """The file of `code` and the digest at the command's start; both empty without a file."""
+    """The source file of `code`, and the digest of this file at the command's start. Both are empty without a file."""
 
     def __post_init__(self) -> None:
         self._source = source_of(self.code)
@@ -89,10 +90,10 @@ class Results:
         self.warning = self._changed()
 
     def load_same(self) -> None:
-        """Read the episodes that the same command has left. Episodes of a different command are removed, as they are
-        cheap to repeat.
+        """Read the episodes that the same command has left. Episodes of a different command are removed, as episodes
+        of a local model are cheap to repeat.
 
-        Raises ConfigError if an API model has played them: they cost money.
+        Raises ConfigError if an API model has played these episodes, as they cost money.
         """
         try:
             self.load()
@@ -122,7 +123,7 @@ class Results:
         return f"{changed}; name another file to keep them apart"
 
     def missing(self, samples: int) -> list[tuple[Task, Place]]:
-        """The episodes still to be played, by sample and then by task: each task is begun early."""
+        """The episodes still to be played, sorted by sample number, then by task: first sample 0 of all tasks."""
         episodes = [(task, (key, n)) for n in range(samples) for task, key in zip(self.tasks, self.keys, strict=True)]
         return [
             (task, place_of_task)
@@ -131,12 +132,12 @@ class Results:
         ]
 
     def places(self, episode: Place) -> list[Place]:
-        """The places of an episode's trajectories."""
+        """The places of an episode's trajectories: a place for each seat."""
         key, n = episode
         return [(key, n * self.seats + i) for i in range(self.seats)]
 
     def add(self, trajectory: Trajectory, place: Place) -> None:
-        """Keep a finished episode."""
+        """Remember a finished episode, and append it to the file."""
         source = {_SOURCE: self._source[1]} if self.code is not None else {}
         trajectory.info[_KEY] = {"task": place[0], "sample": place[1], **self.about, **source}
         self.done[place] = trajectory
@@ -145,19 +146,19 @@ class Results:
             append_line(self.file, json.dumps(trajectory.to_json()))
 
     def groups(self, samples: int) -> list[list[Trajectory]]:
-        """The finished episodes by task, in order."""
+        """For each task, in the order of `tasks`: its finished episodes, sorted by sample number."""
         numbers = range(samples * self.seats)
         return [[self.done[key, n] for n in numbers if (key, n) in self.done] for key in self.keys]
 
     def finish(self, out: Path | None, episodes: Sequence[Trajectory]) -> None:
-        """Write the episodes to `out`. The file of unfinished work is removed."""
+        """Write the episodes to `out`, and remove `file`, which a resumed command would read."""
         if out is not None:
             write_trajectories(out, episodes)
             if self.file is not None:
                 self.file.unlink(missing_ok=True)
 
     def by_place(self, samples: int) -> dict[tuple[int, int], Trajectory]:
-        """The finished episodes by the number of their task and of the sample."""
+        """(index of the task, sample number) -> the finished episode."""
         places = [(place, n) for place in range(len(self.keys)) for n in range(samples * self.seats)]
         return {
             position: self.done[key, position[1]]
@@ -166,13 +167,13 @@ class Results:
         }
 
     def in_order(self) -> list[Trajectory]:
-        """The finished episodes in the order of the tasks."""
+        """The finished episodes, sorted by task, then by sample number."""
         numbers = {key: number for number, key in enumerate(self.keys)}
         places = sorted(self.done, key=lambda place: (numbers.get(place[0], len(numbers)), place[1]))
         return [self.done[place] for place in places]
 
     def _place(self, trajectory: Trajectory, number: int) -> Place:
-        """The row's episode. Raises ConfigError if a different command wrote the row."""
+        """The place that a row records. Raises ConfigError if a different command wrote the row."""
         where, stored = f"--out {self.file}", trajectory.info.get(_KEY)
         if not isinstance(stored, Mapping):
             raise ConfigError(f"{where}:{number} is a trajectory of another command; name another file")
@@ -187,7 +188,7 @@ class Results:
 
 
 def unfinished(out: Path | None) -> Path | None:
-    """The temporary file of episodes until all are played; None if `out` cannot be resumed, such as a device."""
+    """The file of episodes until all are played. None if the command cannot resume, as `out` is None or a device."""
     return None if out is None or is_special(out) else out.with_name(f"{out.name}.unfinished")
 
 
@@ -200,7 +201,7 @@ def how_to_resume(out: Path | None) -> str:
 
 
 def _lines(file: Path) -> list[str]:
-    """Raises ConfigError for an unreadable file."""
+    """The lines of a file that are not empty. Raises ConfigError for an unreadable file."""
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError as exc:
@@ -209,7 +210,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def _difference(was: JSON, now: JSON, path: str) -> tuple[str, str]:
-    """Two values in a few words; for mappings, only the first key that differs."""
+    """Two values as short texts. Of two mappings, only the values of the first key that differs."""
     if isinstance(was, Mapping) and isinstance(now, Mapping):
         key = next(key for key in (*now, *was) if was.get(key) != now.get(key))
         return _difference(was.get(key), now.get(key), f"{path}{key}.")
@@ -217,7 +218,7 @@ def _difference(was: JSON, now: JSON, path: str) -> tuple[str, str]:
 
 
 def source_of(code: object | None) -> tuple[str, str]:
-    """The file of a class or function and the digest; both empty without a file."""
+    """The path of the source file of a class or function, and a digest of the file; both empty if unknown."""
     try:
         file = inspect.getsourcefile(code) if code is not None else None  # type: ignore[arg-type]  # it raises TypeError
         data = Path(file).read_bytes() if file is not None else None
@@ -227,7 +228,7 @@ def source_of(code: object | None) -> tuple[str, str]:
 
 
 def _keys(tasks: Sequence[Task]) -> list[str]:
-    """A key for each task, made from the content and, for equal tasks, from the order."""
+    """A key for each task: a digest of the task's content, and a number that tells equal tasks apart."""
     seen: Counter[str] = Counter()
     keys = []
     for task in tasks:

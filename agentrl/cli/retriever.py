@@ -68,7 +68,7 @@ async def _opened(corpus: Path) -> Any:
 
 @contextmanager
 def _progress(title: str) -> Iterator[Any]:
-    """A bar on a terminal, a line elsewhere. Empty without documents to index."""
+    """Show the progress of indexing on a terminal as a bar, elsewhere as a line. Nothing is shown without documents."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 

@@ -22,7 +22,7 @@ _Backend = Annotated[
 
 @sandbox.command("ls")
 def list_(backend: _Backend = "") -> None:
-    """List the sandboxes of all runs, abandoned ones too, and what else is left: images and cgroups."""
+    """List the sandboxes of all runs, including abandoned sandboxes, and leftover images and cgroups."""
     with one_line_errors():
         boxes = _asked("found", backend)
         if boxes:

@@ -21,7 +21,7 @@ def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` updated by `over`. Mappings in both are merged recursively."""
+    """`base` updated by `over`. If both have a mapping at a key, the mappings are merged recursively."""
     merged = dict(base)
     for key, value in over.items():
         both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)

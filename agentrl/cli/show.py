@@ -38,7 +38,7 @@ Role: TypeAlias = Literal["prompt", "trained", "masked", "env", "template", "unr
 @dataclass(frozen=True, slots=True)
 class _Look:
     mark: str
-    """The mark at the start of each line if there are no colours."""
+    """The word at the start of each line that names the author of the text if there are no colours."""
     style: Style
     meaning: str
 
@@ -58,7 +58,7 @@ _RECORDED = "name a file of trajectories, as agentrl play writes one"
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Neighbouring tokens with the same look. They are decoded together, because a character may take several
+    """Neighbouring tokens with the same role. They are decoded together, because a character may take several
     tokens."""
 
     role: Role
@@ -72,8 +72,8 @@ class TrajectoryView:
     trajectory: Trajectory
     decode: Decode
     advantages: Sequence[Sequence[float | None]] = ()
-    """By segment and turn, as a run's records have them; a single value for all turns of a segment if they are
-    equal."""
+    """For each segment, the advantages of its turns, as a run's records have them. A segment whose turns have equal
+    advantages has a single value."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         plain = console.no_color or console.color_system is None or not console.is_terminal
@@ -130,7 +130,7 @@ def _pieces(segment: Segment, decode: Decode) -> Iterator[_Piece]:
 
 
 def _decoded(segment: Segment, start: int, stop: int, decode: Decode) -> str:
-    """The text of tokens, with a label in place of the pads of each image."""
+    """The text of tokens, with a label in place of the padding tokens of each image."""
     tokens, parts = segment.ids, list[str]()
     for image in segment.media:
         if start <= image.start < stop:
@@ -173,7 +173,8 @@ def _title(trajectory: Trajectory) -> Text:
 
 
 def _marked(pieces: Sequence[_Piece], console: Console, width: int) -> Iterator[Text]:
-    """Each line with the mark of the author. A line break that ends a piece is drawn, as the next mark hides it."""
+    """Lines of text, each after the mark of its author. A line break at the end of a piece is drawn as a symbol, as the
+    next mark starts a new line anyway."""
     for piece in pieces:
         mark = f"{_LOOKS[piece.role].mark:<{_MARK_WIDTH}} | "
         text = f"{piece.text[:-1]}\u21b5" if piece.text.endswith("\n") else piece.text
@@ -246,7 +247,7 @@ def show(
 
 
 def _advantages(file: Path, index: int) -> Sequence[Sequence[float | None]]:
-    """The training data in a run's record; empty for other files."""
+    """The advantages of row `index` in a run's record, by segment and turn; empty for other files."""
     line = [line for line in file.read_text(encoding="utf-8").split("\n") if line.strip()][index]
     training = json.loads(line).get("training") or {}
     advantages: Sequence[Sequence[float | None]] = training.get("advantages") or ()
@@ -285,7 +286,7 @@ def load_trajectory(
 
 
 def _at(where: str, read: Callable[[], Trajectory]) -> Trajectory:
-    """The result of `read`. Raises ConfigError with the line for chat that cannot be learned."""
+    """The result of `read`. For chat that cannot be learned, raises ConfigError with the file and line `where`."""
     try:
         return read()
     except SkippedError as exc:
@@ -295,7 +296,7 @@ def _at(where: str, read: Callable[[], Trajectory]) -> Trajectory:
 
 
 def _of_chat(row: Mapping[str, JSON], renderer: Renderer, model: str) -> Trajectory:
-    """A row of chat of any length, as the template of `model` writes the row."""
+    """The trajectory of a row of chat, in the chat template of `model`. Length is not limited."""
     chat = ChatReader(renderer=renderer, context=1 << 30).read(row)
     typer.echo(f"chat, as agentrl sft --model {model} learns it")
     for remark in chat.remarks:
@@ -304,7 +305,7 @@ def _of_chat(row: Mapping[str, JSON], renderer: Renderer, model: str) -> Traject
 
 
 def _of_log(lines: Sequence[tuple[int, str]]) -> Trajectory:
-    """The trajectory from the log of an agent's session. The agent's process may have died."""
+    """The trajectory of an agent's session, from the lines of the session's log. The log may end early."""
     from agentrl.gateway.session.session import Session
 
     trajectory = Trajectory()
@@ -313,7 +314,7 @@ def _of_log(lines: Sequence[tuple[int, str]]) -> Trajectory:
 
 
 def _newest(run: Path) -> Path:
-    """The trajectories written last in a run's folder. Raises ConfigError if there are none."""
+    """The newest file of trajectories in a run's folder. Raises ConfigError if there is none."""
     files = sorted((run / "trajectories").glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
     if not files:
         raise ConfigError(f"{run}: no trajectories/*.jsonl in this folder; name a file of trajectories")
@@ -321,7 +322,7 @@ def _newest(run: Path) -> Path:
 
 
 def _model_of(file: Path) -> str:
-    """The model of the run in whose `trajectories` folder the file lies, else `tiny`."""
+    """The model of the run in whose `trajectories` folder the file lies, else the name `tiny`."""
     folder = str(file.parent.parent)
     run = run_config(folder)
     if run is None:

@@ -14,7 +14,7 @@ slime = typer.Typer(help="Write a launch script for slime.", no_args_is_help=Tru
 
 @slime.callback()
 def _root() -> None:
-    """A group, although it has one command."""
+    """Makes typer read `init` as a subcommand, although the group has no other."""
 
 
 @slime.command()
