@@ -1,4 +1,4 @@
-"""A conformance suite for any Env, without a model: `agentrl check ENV`. See `suite` for the checks."""
+"""Check any Env for mistakes, without a model: `agentrl check ENV`. See `suite` for the checks."""
 
 from agentrl._util.findings import Finding, Report
 from agentrl.check.suite import CheckInputs, check

@@ -1,4 +1,4 @@
-"""Random arguments for a tool, made from the JSON Schema: some are valid, some are not."""
+"""Random arguments for a tool, generated from its JSON Schema: some are valid, some are not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DEEPEST = 4
 
 
 class Try(NamedTuple):
-    """A call to make."""
+    """A call of a tool, to be tried on the Env."""
 
     tool: str
     arguments: Mapping[str, JSON]
@@ -34,7 +34,7 @@ def tries(spec: ToolSpec, rng: Random, *, fitting: int = 8) -> Iterator[Try]:
 
 
 def arguments(schema: Mapping[str, JSON], rng: Random, number: int = 0) -> dict[str, JSON]:
-    """Arguments that fit a schema. The first arguments are plain, later arguments odd."""
+    """Arguments that fit a schema. Higher numbers give stranger values."""
     value = _value(schema, schema, rng, number, 0)
     return value if isinstance(value, dict) else {}
 
@@ -114,7 +114,7 @@ _MAKERS: Mapping[str, Any] = {
 
 
 def _referred(reference: Any, root: Mapping[str, JSON]) -> JSON:
-    """The schema at `#/$defs/Name`."""
+    """The schema to which a reference such as `#/$defs/Name` points."""
     schema: Any = root
     for part in str(reference).removeprefix("#/").split("/"):
         schema = schema.get(part, {}) if isinstance(schema, Mapping) else {}

@@ -26,7 +26,7 @@ from agentrl.check.places import AuthorCode, library_of
 
 _BEAT_S, _LOOK_S, _LATE_S = 0.003, 0.004, 0.010
 _SLEPT_S, _WORKED_S = 0.03, 0.1
-"""How long an Env may sleep, or compute, on the event loop without a break."""
+"""Seconds for which an Env may sleep, and for which it may compute, on the event loop without a break."""
 _SAMPLES = 3
 _PLAYERS = ("agentrl/engine/scripted.py", "agentrl/check/playing.py")
 _RENDERING = "/agentrl/render/"
@@ -35,7 +35,7 @@ _REMEDY = "await it, write the hook as a plain `def`, or use `await self.call(fu
 
 
 class _Clock(NamedTuple):
-    """Seconds of a thread: wall time, time on a processor, and time waiting for a processor."""
+    """Times of a thread in seconds: wall time, time on a processor, and time spent waiting for a processor."""
 
     wall: float
     worked: float
@@ -57,11 +57,11 @@ class _Stall:
     first: _Clock
     last: _Clock
     late: float = 0.0
-    """How many seconds late the watching thread woke up meanwhile: the machine was busy, not only the loop."""
+    """Seconds by which the watching thread woke up late in the period: so long the whole machine was busy."""
     lines: Counter[_Line] = field(default_factory=Counter)
 
     def blocked(self) -> tuple[_Line, str] | None:
-        """The line that blocked the loop, and how."""
+        """The line that blocked the loop, and whether it slept or computed. None if no line blocked."""
         if self.lines.total() < _SAMPLES:
             return None
         worked, waited = self.last.worked - self.first.worked, self.last.waited - self.first.waited
@@ -75,7 +75,7 @@ class _Stall:
 
 
 class Watchdog:
-    """Watches the running event loop, within `with`. Findings are made by `report`."""
+    """Watches the running event loop, within `with`. `report` adds the findings."""
 
     def __init__(self, author: AuthorCode, episode: Callable[[], int]) -> None:
         self._author, self._loop, self._episode = author, asyncio.get_running_loop(), episode
@@ -155,7 +155,7 @@ class Watchdog:
             self._blocked[line].setdefault(self._episode(), how)
 
     def _line(self, frame: FrameType | None) -> _Line | None:
-        """The Env's line. None while a player takes the model's place: it may be slow.
+        """The Env's line that runs. None while the player's code runs in the model's place: the player may be slow.
 
         Also None while a process starts: asyncio itself waits on the loop until the child runs, which takes long on a
         busy machine. Also None while agentrl renders and tokenises for the Env, for example for a simulated user.
@@ -181,7 +181,7 @@ class Watchdog:
 
 
 def _renders(author: AuthorCode, frame: FrameType | None) -> bool:
-    """Whether agentrl's rendering runs, without the author's code inside."""
+    """Whether agentrl's renderer runs, and has not called the author's code."""
     while frame is not None and not author.has(frame.f_code.co_filename):
         if _RENDERING in frame.f_code.co_filename:
             return True

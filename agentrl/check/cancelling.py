@@ -1,5 +1,5 @@
-"""Cancel an episode at every await of the Env, in a play each. The episode must end there, close, and leave nothing
-open."""
+"""Cancel an episode at each await of the Env, and play a new episode for each. The cancelled episode must end at the
+await, close, and leave nothing open."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from agentrl.types import Task
 
 _CHECK = "cancellation"
 _EACH = 2
-"""The most waits of a line to try: the first waits."""
+"""The most waits at the same line of code that are cancelled: the first waits."""
 PATIENCE_S = 10.0
-"""The factor by which an episode may take longer than usual before it counts as stuck."""
+"""An episode counts as stuck after this many seconds and 20 times its usual duration."""
 
 
 class StuckError(Exception):
-    """An episode waits forever, so no other can be played."""
+    """An episode waits forever, so no further episode can be played."""
 
 
 async def cancellation(subject: EnvUnderTest, ledger: LeakTracker, task: Task, speak: Speak) -> tuple[int, int]:
-    """How many waits were tried, and how many there are."""
+    """Cancel episodes. Returns at how many waits an episode was cancelled, and how many waits were chosen for this."""
     counter = Suspensions(subject.author)
     took = (await play(subject, task, speak, prepare=counter.attach)).seconds
     chosen, seen = [], Counter[Wait]()
@@ -107,7 +107,7 @@ async def _left(ledger: LeakTracker, before: Any) -> list[Leak]:
 async def _cancel(
     subject: EnvUnderTest, task: Task, speak: Speak, number: int
 ) -> tuple[Suspensions, Sequence[Exception]]:
-    """Play until the wait with that number, and cancel there. Also returns the errors of close."""
+    """Play until the wait with index `number`, and cancel the episode there. Also returns the errors of `close`."""
     playing: asyncio.Task[Any]
     counter = Suspensions(subject.author, number, lambda: playing.cancel())
     closing: list[Exception] = []

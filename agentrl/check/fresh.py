@@ -1,6 +1,7 @@
-"""An episode in a separate process, where sets have a different order: the Env must answer as it does here.
+"""An episode in a separate process, where sets have a different order: observations and
+rewards must be the same.
 
-python -m agentrl.check.fresh < the order > the answers
+python -m agentrl.check.fresh < a pickled FreshOrder > the observations and rewards
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _PATIENCE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class FreshOrder:
-    """The order for the other process."""
+    """The episode that the other process plays: a task and its actions."""
 
     path: str
     config: Mapping[str, JSON]
@@ -45,15 +46,16 @@ class FreshOrder:
     saved: Any
     """The snapshot after the first action; None without a snapshot."""
     rng: Any
-    """The state of the random numbers."""
+    """The state of the Env's random number generator at the snapshot."""
     changed: Task
-    """The task, with the Env's changes so far."""
+    """The task at the snapshot: `reset` and the first action may have changed it."""
     limits: Limits
     patience_s: float
 
 
 async def fresh_process(subject: EnvUnderTest, task: Task, script: Sequence[Turn], config: Mapping[str, JSON]) -> None:
-    """Compare the Env's answers with the answers of a separate process, from reset and from a snapshot."""
+    """Compare observations and rewards here with those of a separate process, from `reset` on and from a snapshot
+    on."""
     reason = _why_not(subject)
     if reason:
         subject.report.skip("in a separate process", reason)
@@ -157,7 +159,7 @@ def _compare(subject: EnvUnderTest, here: Mapping[str, Any], elsewhere: Mapping[
 
 
 async def played(order: FreshOrder, envs: EnvFactory) -> dict[str, Any]:
-    """The answers of an Env to the order. Only hooks are called."""
+    """The observations and rewards of an Env in the ordered episode. Only the Env's hooks are called."""
     answers: dict[str, Any] = {"first": [], "answers": [], "restored": [], "broken": "", "place": None}
     try:
         env = envs.make()
@@ -206,7 +208,7 @@ async def _main() -> None:
 
 
 def _read(raw: bytes) -> FreshOrder:
-    """Read the order. The Env's file is imported first, because the order may hold instances of its classes."""
+    """Read the order. The Env's file is imported first, because the order may hold instances of the file's classes."""
     path, order = pickle.loads(raw)
     load_env(path)
     parsed: FreshOrder = pickle.loads(order)

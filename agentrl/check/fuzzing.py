@@ -1,4 +1,4 @@
-"""Everything a model may write: calls with odd and wrong arguments, unknown tools, text of any length."""
+"""Play everything that a model may write: calls with odd and wrong arguments, unknown tools, text of any length."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TEXTS = ("", "\n", "I do not know.", "<tool_call>", "</search></answer>", "{}",
 
 
 async def fuzzing(subject: EnvUnderTest, task: Task, tools: Sequence[ToolSpec], seed: int = 0) -> str:
-    """Play in random order until everything has been tried. Returns the extent, in words."""
+    """Play in random order until everything has been tried. Returns the number of tries, in words."""
     rng = Random(seed)
     turns: list[Turn] = [
         _call(attempt) for spec in tools for attempt in tries(spec, rng, fitting=3 if subject.slow else 8)
@@ -80,7 +80,7 @@ def _broke(subject: EnvUnderTest, episode: PlayedEpisode) -> None:
 
 
 class _Watched:
-    """The errors and results of an Env's tools."""
+    """Records the errors and results of an Env's tools."""
 
     def __init__(self, subject: EnvUnderTest) -> None:
         self._subject = subject
@@ -164,7 +164,7 @@ def _shown(arguments: Mapping[str, JSON]) -> str:
 
 
 def explored(trajectory: Trajectory) -> list[Turn]:
-    """A script of plain calls: each tool once, then again in reverse order."""
+    """A script of plain calls: each tool once, then each tool again in reverse order."""
     rng = Random(0)
     plain = [_call(next(tries(spec, rng, fitting=1))) for spec in trajectory.tools[:6]]
     return [*plain, *reversed(plain), *plain[:1]] if plain else ["Hello.", "What now?", "42"]

@@ -1,4 +1,4 @@
-"""Two episodes whose turns alternate: each must get the same answers as alone."""
+"""Two episodes whose turns alternate: each must get the same observations and rewards as alone."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _PATIENCE_S = 2.0
 
 
 async def interleaved(subject: EnvUnderTest, tasks: Sequence[Task], speaks: Sequence[Speak]) -> str:
-    """Play two tasks (or the same task twice) alone and alternating, and compare. Returns why parts could not be
-    judged."""
+    """Play two tasks (or the same task twice) alone and alternating, and compare. Returns why the
+    comparison says nothing, or an empty text."""
     alone = [await _alone(subject, task, speak) for task, speak in zip(tasks, speaks, strict=True)]
     rounds = _Rounds(len(tasks))
     both = await asyncio.gather(
@@ -54,7 +54,7 @@ async def _taking_part(subject: EnvUnderTest, task: Task, speak: Speak, rounds: 
 
 
 class _Rounds:
-    """Decides which episode takes the next turn."""
+    """Lets episodes take their turns alternately."""
 
     def __init__(self, count: int) -> None:
         self._active, self._holder = list(range(count)), 0
@@ -62,7 +62,7 @@ class _Rounds:
         self.strict = True
 
     async def take(self, number: int) -> None:
-        """Give the turn to the next episode, and wait until the turn is back."""
+        """Let the next episode take a turn, and wait until episode `number` may take a turn again."""
         if self._holder == number:
             self._give(self._after(number))
         while self.strict and self._holder != number:
@@ -92,7 +92,7 @@ class _Rounds:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PacedEngine(EngineWrapper):
-    """An engine that waits for its turn."""
+    """An engine that waits until its episode may take a turn."""
 
     rounds: _Rounds
     number: int

@@ -1,4 +1,4 @@
-"""The tasks, threads, files and processes that an episode leaves open, with the lines that made them."""
+"""The tasks, threads, files and processes that an episode leaves open, with the lines that created them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from agentrl._util.findings import Place
 from agentrl.check.places import AuthorCode
 
 _WAIT_S = 0.4
-"""How long a thread, a process or an abandoned task may take to end by itself."""
+"""Seconds that a thread, a process or an abandoned task may take to end by itself."""
 _OF_HOST = ("asyncio_", "agentrl-check", "tqdm_monitor", "env-", "pydevd", "ThreadPoolExecutor-agentrl")
 
 
@@ -36,7 +36,7 @@ class Leak:
 
     @property
     def same(self) -> tuple[str, object]:
-        """Equal for two leaks of the same kind from the same line, in different episodes."""
+        """A key that is equal for two leaks of the same kind from the same line, in different episodes."""
         return self.kind, self.place or self.name
 
 
@@ -51,7 +51,7 @@ class _Snapshot:
 
 
 class LeakTracker:
-    """Within `with`: knows the earlier objects, and the line that made each new object."""
+    """Records, within `with`, the line that creates each task, thread, file and process."""
 
     def __init__(self, author: AuthorCode, sandboxes: Callable[[], int] = lambda: 0) -> None:
         self._author, self._sandboxes = author, sandboxes
@@ -62,7 +62,7 @@ class LeakTracker:
         self._started: dict[str, Place] = {}
         self._temporary_files: dict[str, Place] = {}
         self.reported: set[tuple[str, object]] = set()
-        """Objects with an earlier report, which are not sought again."""
+        """Objects that were reported before, and are not reported again."""
         self._temporary = os.path.realpath(tempfile.gettempdir())
 
     @contextmanager
@@ -95,7 +95,7 @@ class LeakTracker:
             loop.set_task_factory(factory)
 
     def look(self) -> _Snapshot:
-        """All present objects."""
+        """All objects that are open now."""
         tasks = {task for task in asyncio.all_tasks() if not task.done()}
         threads = {t for t in threading.enumerate() if not t.name.startswith(_OF_HOST)}
         return _Snapshot(
@@ -108,7 +108,7 @@ class LeakTracker:
         )
 
     async def leaks(self, before: _Snapshot, *, patience: float = _WAIT_S) -> list[Leak]:
-        """The new objects that do not end without help."""
+        """The objects that are open now but not in `before`, and that do not end by themselves."""
         until = time.monotonic() + patience
         while True:
             await asyncio.sleep(0)
@@ -140,7 +140,7 @@ class LeakTracker:
         yield from self._outside(now, before)
 
     def _outside(self, now: _Snapshot, before: _Snapshot) -> Iterator[Leak]:
-        """The remains outside of Python: processes, sandboxes and files."""
+        """The leaks outside of Python: processes, sandboxes and files."""
         for pid, command in now.processes.items():
             if before.processes.get(pid) is None:
                 yield Leak("process", command, self._started.get(command), pid)
@@ -234,7 +234,7 @@ def _told(event: str, args: tuple[Any, ...]) -> None:
 
 
 def sandboxes_held(shared: object) -> int:
-    """How many sandboxes are in use, if `share` made a pool."""
+    """How many sandboxes of a pool are in use; 0 if `shared` is not a pool."""
     figures = getattr(shared, "figures", None)
     lanes = getattr(figures() if callable(figures) else None, "lanes", {})
     return sum(int(getattr(lane, "in_use", 0)) for lane in lanes.values())

@@ -1,4 +1,4 @@
-"""`close` without an earlier reset, and `close` called twice."""
+"""Check `close` without an earlier `reset`, and two calls of `close`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CHECK = "lifecycle"
 
 
 async def lifecycle(subject: EnvUnderTest, task: Task, speak: Speak) -> None:
-    """Findings about `make` and `close`."""
+    """Report mistakes in `make` and `close`."""
     env, other = subject.envs.make(), subject.envs.make()
     if env is other:
         subject.report.error(
@@ -34,7 +34,7 @@ async def lifecycle(subject: EnvUnderTest, task: Task, speak: Speak) -> None:
 
 
 async def _close_without_reset(subject: EnvUnderTest, env: Env, task: Task) -> None:
-    """Whether an episode that is cancelled before the reset is also closed."""
+    """Check that an episode that is cancelled before its `reset` is closed, too."""
     begin_env(env, own_task(task), subject.limits)
     error = await _close(env)
     if error is not None:

@@ -1,4 +1,4 @@
-"""Tasks that an Env makes: the same each time, and different tasks for train and eval."""
+"""Check the tasks that an Env generates: they must be the same each time, and differ between train and eval."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SPLITS: tuple[Split, ...] = ("train", "train", "eval")
 
 
 def own_tasks(subject: EnvUnderTest) -> None:
-    """Findings about `Env.tasks`."""
+    """Report mistakes in `Env.tasks`."""
     if not makes_tasks(subject.cls):
         return
     place = subject.author.of_member("tasks")

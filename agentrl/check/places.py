@@ -19,19 +19,19 @@ from agentrl.env.env import Env
 
 _SHIPPED = ("agentrl", "agentrl_envs", "agentrl_sandbox")
 _ENDS = ("asyncio/events.py", "asyncio/base_events.py", "threading.py", "agentrl/_util/concurrency.py")
-"""Files whose frames end the search for a caller in the Env's code: the event loop's, and a thread's."""
+"""Ends of file paths. A frame of these files belongs to the event loop or a thread: no caller above it is searched."""
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/(?P<package>[^/]+)")
 _END_NAMES = ("_run", "_run_once", "run_forever", "run", "_bootstrap_inner", "_work")
 
 
 class AuthorCode:
-    """The code of an Env: the files of the classes, and neighbouring files."""
+    """The code of an Env's author: the files of the Env's classes, and the neighbouring files that these import."""
 
     def __init__(self, cls: type[Env]) -> None:
         self.cls = cls
         bases = [base for base in cls.__mro__ if base is not object and not _is_agentrls(base.__module__)]
         self.classes: list[type] = bases or [cls]
-        """The author's own classes, the Env's first."""
+        """The classes that the author wrote, the Env's class first."""
         homes = {_home(base) for base in self.classes}
         self._homes = tuple(home for home in homes if home)
 
@@ -68,7 +68,7 @@ class AuthorCode:
         return place
 
     def of_error(self, exc: BaseException) -> Place | None:
-        """`of_traceback` for an error that may be a group of errors or have a cause."""
+        """Like `of_traceback`, for an error that may be a group of errors or have a cause."""
         if (line := self.of_traceback(exc.__traceback__)) is not None:
             return line
         inner = [*getattr(exc, "exceptions", ()), exc.__cause__, exc.__context__]
@@ -81,7 +81,7 @@ class AuthorCode:
         return places[-1] if places else None
 
     def of_awaited(self, coroutine: Any) -> Place | None:
-        """The innermost own line where a coroutine is suspended."""
+        """The innermost line of the Env's code at which a coroutine is suspended, or None."""
         place = None
         while coroutine is not None:
             frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
@@ -96,7 +96,7 @@ class AuthorCode:
     # Lines of the source
 
     def of_member(self, *names: str) -> Place:
-        """The definition of the first of these members that the author wrote; else the definition of the class."""
+        """The line that defines the first of these members that the author wrote; else the class definition's line."""
         for name in names:
             for base in self.classes:
                 if name in vars(base) and (place := _definition(vars(base)[name])) is not None:
@@ -106,7 +106,7 @@ class AuthorCode:
         return _line_of(self.cls)
 
     def of_global(self, name: str) -> Place | None:
-        """The assignment of a module's global. None if the class has a member of that name."""
+        """The line that assigns a module's global. None if the class has a member of that name."""
         if self.wrote(name):
             return None
         for module in self.modules:

@@ -1,4 +1,4 @@
-"""The gold player, which knows the answers, and an idle player: each plays each task twice."""
+"""Check the scores: a gold player, which knows the answers, and an idle player play each task twice."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _SCORE_NOTHING = "give reward=0.0 in the last step of a loss, or let score retur
 
 
 async def players(subject: EnvUnderTest, tasks: Sequence[Task], of: str = "") -> None:
-    """Findings about the scores. The gold player's turns are kept as a script of the task.
+    """Report wrong scores. The gold player's turns are stored as a script of the task.
 
-    `of` describes all tasks there are: "6 held-out and 18 training tasks".
+    `of` describes the tasks from which `tasks` were chosen, such as "6 held-out and 18 training tasks".
     """
     plays = [await _both(subject, task) for task in tasks]
     _unscored(subject, plays)
@@ -49,7 +49,7 @@ class _Both:
 
     @property
     def broken(self) -> bool:
-        """Whether a play failed. Other checks report the failure."""
+        """Whether a play of the task failed. Other checks report the failure."""
         return any(episode.failure for episode in (*self.gold, *self.noop))
 
     def nothing(self) -> float:
@@ -72,8 +72,8 @@ async def _both(subject: EnvUnderTest, task: Task) -> _Both:
 def _unscored(subject: EnvUnderTest, plays: Sequence[_Both]) -> None:
     """Report plays that should have been scored, but got no reward at all.
 
-    A `score` may return the steps' sum, which is None if no step gave a reward. That is an error only if no step of any
-    play gave a reward; otherwise a warning.
+    A `score` may return the sum of the steps' rewards, which is None if no step gave a reward. The report is an error
+    if no step of any play gave a reward, else a warning.
     """
     whose = [(_GOLD, episode) for both in plays for episode in both.gold]
     whose += [(_noop(subject), episode) for both in plays for episode in both.noop]
@@ -115,7 +115,7 @@ def _judged(subject: EnvUnderTest, both: _Both) -> None:
 
 
 def _answered(trajectory: Trajectory) -> str:
-    """The player's answer next to the label, if both together may explain the low score."""
+    """The gold player's answer and the task's label as a text, if they may explain the low score."""
     answer, label = trajectory.answer, trajectory.task.label
     if not answer or not isinstance(label, str | int | float | bool):
         return ""
@@ -126,9 +126,9 @@ def _answered(trajectory: Trajectory) -> str:
 
 
 def _nothing_rewarded(subject: EnvUnderTest, plays: Sequence[_Both]) -> None:
-    """Report a reward for doing nothing: an error if every task is won so, as then nothing can be learned.
+    """Report a reward for doing nothing: an error if every task is won by doing nothing, as nothing can be learned.
 
-    If only some tasks are won, these may be tasks with nothing to do.
+    If only some tasks are won, these tasks may be already solved at the start.
     """
     least, most = _range(subject)
     rewarded = [both for both in plays if both.nothing() > max(least, 0.0)]
@@ -172,7 +172,7 @@ async def _played(
 
 
 def failed(subject: EnvUnderTest, episode: PlayedEpisode) -> bool:
-    """Whether an ordinary play failed. A failure is reported."""
+    """Whether a play without disturbances failed. Reports the failure."""
     failure = episode.failure
     if failure is None:
         return False
@@ -192,7 +192,7 @@ def _nothing(task: Task, trajectory: Trajectory) -> Speech:
 
 
 def _without_rest(played_turns: Sequence[Turn]) -> list[Turn]:
-    """The turns of a player, without the turns that were filled in after the end."""
+    """The turns of a player, without the empty turns that were added after the player's end."""
     turns = list(played_turns)
     while len(turns) > 1 and turns[-1] == NOTHING:
         turns.pop()

@@ -52,17 +52,17 @@ class EnvUnderTest:
     gold: Player | None = None
     noop: Player | None = None
     seconds: float = 0.0
-    """How long an episode took."""
+    """Seconds that an episode took."""
     share_s: float = 0.0
     slow: bool = False
     patience_s: float = 20.0
-    """Seconds for the cancellations of a script. Other time limits scale with this limit."""
+    """Seconds for all cancelled plays of a script. Other time limits are multiples of these seconds."""
     plays: int = 0
     """How many episodes were started."""
     scripts: dict[str, list[Turn]] = field(default_factory=dict)
-    """Task id -> the turns of the plays to compare."""
+    """Task id -> the turns of a play. Several checks replay these turns."""
     steady: bool = True
-    """Whether two plays of the same script got the same answers."""
+    """Whether two plays of the same script got the same observations and rewards."""
 
     @property
     def cls(self) -> type[Env]:
@@ -76,14 +76,14 @@ class EnvUnderTest:
         return self.scripts.get(task.id) or next(iter(self.scripts.values()), [])
 
     def place_of(self, failure: Failure) -> Place:
-        """The line to look at for a failure: a line of the author's, or else of the hook."""
+        """The line that a report of the failure names: a line of the author's code, else the definition of the hook."""
         hooks = _HOOKS_OF.get(failure.boundary, (failure.boundary,))
         return self.author.of_text(failure.traceback) or self.author.of_member(*hooks)
 
 
 @dataclass(slots=True)
 class PlayedEpisode:
-    """An episode that was played."""
+    """A finished episode, with its Env."""
 
     env: Env
     trajectory: Trajectory
@@ -93,15 +93,15 @@ class PlayedEpisode:
     others: list[Trajectory] = field(default_factory=list)
     """With seats, the trajectories of the other seats."""
     turn_limit: int = 0
-    """The maximum number of turns."""
+    """The most turns of the episode."""
 
     def told(self, player: str) -> str:
-        """The player and the number of turns, so that the episode can be played by hand."""
+        """A text with the player, the task and the number of turns, so that a person can repeat the episode."""
         turns = len(self.trajectory.turns)
         return f"{player}, task {self.trajectory.task.id}, {turns} of at most {self.turn_limit} turns"
 
     def row(self, player: str) -> dict[str, JSON]:
-        """The same for programs."""
+        """Player, task, turns and reward as JSON."""
         return {
             "player": player,
             "task": self.trajectory.task.id,
@@ -116,7 +116,7 @@ class PlayedEpisode:
 
     @property
     def turns(self) -> int:
-        """How many turns were taken, by all seats."""
+        """The number of turns of all seats together."""
         return sum(len(trajectory.turns) for trajectory in (self.trajectory, *self.others))
 
     def answers(self) -> list[str]:
@@ -147,7 +147,7 @@ async def play(
     around: Around = lambda engine: engine,
     stop_after: int | None = None,
 ) -> PlayedEpisode:
-    """Play an episode. `prepare` gets the Env before the beginning, `around` wraps the engine.
+    """Play an episode. `prepare` gets the Env before the episode begins. `around` wraps the engine.
 
     `stop_after` aborts and parks the episode after that many turns.
     """
@@ -219,7 +219,7 @@ def _seated(
 
 
 def _in_time(speech: Speech, table: Table, renderer: Renderer, around: Around) -> dict[str, Engine]:
-    """An engine for each seat. Together they take the turns of a single player, in order of time."""
+    """An engine for each seat. A single player writes the turns of all seats, in the order in which seats act."""
     is_started = False
 
     def take(trajectory: Trajectory) -> Speech:
@@ -285,7 +285,7 @@ def keep_close_errors(env: Env, episode: PlayedEpisode) -> None:
 
 
 def talk(turns: Sequence[Turn]) -> Speech:
-    """Take these turns, then only empty turns."""
+    """A player that takes these turns, then only empty turns."""
     for turn in turns:  # noqa: UP028 - `yield from` would send the answers to the list
         yield turn
     while True:
@@ -297,7 +297,7 @@ def saying(turns: Sequence[Turn]) -> Speak:
 
 
 def by(player: Player) -> Speak:
-    """A player of the author's. After the player's end, the turns are empty."""
+    """A player that the Env's author wrote. After the player's end, the turns are empty."""
 
     def speak(task: Task, trajectory: Trajectory) -> Speech:
         yield from player(own_task(task))
@@ -307,7 +307,7 @@ def by(player: Player) -> Speak:
 
 
 def recording(speak: Speak, turns: list[Turn]) -> Speak:
-    """The same player. The turns are added to the given list."""
+    """The player `speak`, whose turns are appended to the list `turns`."""
 
     def again(task: Task, trajectory: Trajectory) -> Speech:
         speech, heard = speak(task, trajectory), ""

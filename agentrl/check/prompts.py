@@ -13,7 +13,7 @@ from agentrl.types import Task
 _CHECK = "prompt"
 _LEAST = 2
 _ANSWERS = ("ground_truth", "target", "targets", "answer", "answers", "label")
-"""Keys of a label that is an object. Values under other keys may be in a prompt."""
+"""Keys under which a label that is a JSON object has the answer. Values under other keys may be in a prompt."""
 _READ: dict[int, set[str]] = {}
 
 
@@ -34,7 +34,7 @@ def watched(task: Task) -> WatchedTask:
 
 
 class ResetReads:
-    """Whether `reset` reads the task, or the random numbers."""
+    """Records whether `reset` reads the task, and whether `reset` draws random numbers."""
 
     def __init__(self) -> None:
         self.anything = False
@@ -59,14 +59,15 @@ class ResetReads:
 def prompts(
     subject: EnvUnderTest, plays: Sequence[PlayedEpisode], reads: ResetReads, others: Sequence[PlayedEpisode] = ()
 ) -> None:
-    """Findings about the first observations of several tasks. `others` are plays in which only the label is sought."""
+    """Report mistakes in the first observations of several tasks. `others` are searched for labels only."""
     if not subject.is_agent:
         _ignored(subject, plays, reads)
     _label_shown(subject, [*plays, *others])
 
 
 def for_labels(tasks: Sequence[Task], most: int = 16) -> list[Task]:
-    """Tasks whose prompts are searched for their labels: from all parts of the data, tasks with a new label first."""
+    """At most `most` tasks whose prompts are searched for labels: from all parts of the data, different labels
+    first."""
     spread = tasks[:: max(1, len(tasks) // (4 * most))]
     first: dict[tuple[str, ...], Task] = {}
     for task in spread:
@@ -92,7 +93,7 @@ def _ignored(subject: EnvUnderTest, plays: Sequence[PlayedEpisode], reads: Reset
 
 
 def _label_shown(subject: EnvUnderTest, plays: Sequence[PlayedEpisode]) -> None:
-    """Report if a third of the prompts or more contain their label, and no other task's."""
+    """Report if at least a third of the prompts contain the task's label and no label of another task."""
     searched = [(_prompt(episode), _labels(episode.trajectory.task.label)) for episode in plays]
     searched = [(prompt, labels) for prompt, labels in searched if labels]
     if len({tuple(labels) for _, labels in searched}) < 2:

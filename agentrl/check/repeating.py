@@ -1,4 +1,5 @@
-"""Play the same script several times: each play must get the same answers, leave nothing, and change nothing."""
+"""Play the same script several times: each play must get the same observations and rewards, leave
+nothing open, and change no shared state."""
 
 from __future__ import annotations
 
@@ -99,7 +100,7 @@ _ENDINGS = {
 
 
 async def _state(subject: EnvUnderTest, task: Task, speak: Speak, plays: Sequence[_Once]) -> None:
-    """Report the changes of every play. A cache is filled only once, by the first play."""
+    """Report shared state that every play changed. A change by the first play alone may be a cache that was filled."""
     changes = changed(plays[1].before, plays[1].after) & changed(plays[2].before, plays[2].after)
     if difference(plays[0].episode.answers(), plays[1].episode.answers()):
         changes |= changed(plays[0].before, plays[0].after)
@@ -126,7 +127,7 @@ def _pictured(subject: EnvUnderTest, state: StateName) -> Any:
 
 
 def difference(answers: Sequence[str], other: Sequence[str]) -> str:
-    """The first difference of two lists of answers; "" for equal lists."""
+    """The first difference of two lists of observations; "" for equal lists."""
     for a, b in zip(answers, other, strict=False):
         if a != b:
             first = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -21,7 +21,7 @@ _CHECK = "resuming"
 
 
 async def resuming(subject: EnvUnderTest, task: Task, script: Sequence[Turn]) -> str:
-    """Returns the extent of the check, or why nothing could be tried."""
+    """Check every turn. Returns how many turns were tried, or why none could be tried."""
     how = resume_method(subject.cls)
     if how == "alive" or subject.is_agent:
         return "an aborted episode stays open: the Env has neither snapshot nor `deterministic`"
@@ -73,7 +73,7 @@ async def _resumed(subject: EnvUnderTest, task: Task, script: Sequence[Turn], wh
 
 
 def _where(subject: EnvUnderTest, episode: PlayedEpisode) -> Place:
-    """The line that broke after resuming, if any; else the snapshot's line."""
+    """The line that raised after resuming, if any; else the line of the snapshot hook."""
     if episode.failure is not None:
         return subject.place_of(episode.failure)
     error = runtime(episode.env).first_tool_error

@@ -1,4 +1,4 @@
-"""Tools: the JSON Schemas, the descriptions, and whether the model's template shows the tools."""
+"""Check the tools: their JSON Schemas, their descriptions, and whether the model's template shows them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def schemas(subject: EnvUnderTest, tools: Sequence[ToolSpec]) -> None:
-    """Findings about the tools that an episode offers."""
+    """Report mistakes in the tools that an episode offers."""
     for spec in tools:
         function = spec["function"]
         place = place_of_tool(subject.author, function["name"])
@@ -54,7 +54,7 @@ def _wrong(function: Mapping[str, JSON]) -> Iterator[tuple[str, str]]:
 
 
 def _faults(schema: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Invalid JSON Schema, with the place."""
+    """The mistakes in a JSON Schema, each with its path in the schema."""
     if isinstance(schema, bool):
         return
     if not isinstance(schema, Mapping):
@@ -121,7 +121,7 @@ def _described(subject: EnvUnderTest, function: Mapping[str, JSON], place: Place
 
 
 def _documented(subject: EnvUnderTest, name: str, method: Any) -> None:
-    """Report a docstring that describes an argument which the method does not have."""
+    """Report a tool's docstring that describes an argument which the method lacks."""
     described = {param.arg_name for param in docstring_parser.parse(inspect.getdoc(method) or "").params}
     for unknown in sorted(described - set(inspect.signature(method).parameters)):
         place = place_of_tool(subject.author, name)

@@ -1,4 +1,4 @@
-"""The reward must be a number in the range, and `score` must not change the trajectory."""
+"""Check that the reward is a number in the range, and that `score` does not change the trajectory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _USUAL = (-1.0, 1.0)
 
 
 async def scoring(subject: EnvUnderTest, task: Task, speak: Speak) -> None:
-    """Findings about `score`, which is called twice on the same trajectory and must not change the trajectory."""
+    """Report mistakes in `score`: two calls must give the same reward, and must not change the trajectory."""
     if not subject.author.wrote("score"):
         return
     seen: list[tuple[Any, Any, bool]] = []

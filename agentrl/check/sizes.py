@@ -1,4 +1,4 @@
-"""Observations that are too large, or that repeat all earlier observations."""
+"""Check for observations that are too large, or that repeat all earlier observations."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from agentrl.env.env import tools_of
 
 _CHECK = "sizes"
 LARGE = 40_000
-"""Characters of an observation; about ten thousand tokens."""
+"""An observation with more characters, about ten thousand tokens, is reported."""
 _REPEATS = 3
 _LEAST = 20
 
 
 def sizes(subject: EnvUnderTest, episode: PlayedEpisode) -> None:
-    """Findings about the observations of a play."""
+    """Report observations of a play that are too large, or that repeat earlier observations."""
     observed = _observed(episode)
     if (largest := max(map(len, observed), default=0)) > LARGE:
         subject.report.warn(
@@ -43,7 +43,7 @@ def _tools(subject: EnvUnderTest) -> list[str]:
 
 
 def _observed(episode: PlayedEpisode) -> list[str]:
-    """The prompt and each answer as text."""
+    """The prompt, and each later observation, as text."""
     texts, now = [""], 0
     for message in episode.trajectory.messages:
         if message.get("role") == "assistant":

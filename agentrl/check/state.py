@@ -1,4 +1,4 @@
-"""State that outlives an episode: class attributes, module globals, and `shared`."""
+"""Compare state that outlives an episode: class attributes, module globals, and `shared`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Pictures = Mapping[StateName, Any]
 
 
 def pictures(author: AuthorCode, envs: EnvFactory) -> Pictures:
-    """A picture of each object that outlives an episode. Two pictures differ if the object was changed."""
+    """A comparable copy (see `picture`) of each object that outlives an episode."""
     values = {StateName("shared", "", "self.shared"): envs.shared}
     for base in author.classes:
         for name, value in vars(base).items():
@@ -50,7 +50,10 @@ def pictures(author: AuthorCode, envs: EnvFactory) -> Pictures:
 
 
 def picture(value: Any, author: AuthorCode) -> Any:
-    """A value as nested tuples. Objects of classes that the author did not write are compared by identity only."""
+    """A value as nested tuples, which differ if the value changed.
+
+    Objects of classes that the author did not write are compared by identity only.
+    """
     return _Painter(author).paint(value, 0)
 
 

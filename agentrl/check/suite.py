@@ -54,9 +54,9 @@ CHECKS = (
 )
 _TURNS = 12
 _SHARE_OF_EPISODE = 20
+"""An Env whose episodes take more than 1/20 of the time is checked with a single task and a single script."""
 _SHARE_OF_OTHERS = 0.25
 """The share of `seconds` for the first observations of further tasks."""
-"""An Env whose episodes take more than 1/20 of the time is checked with a single task and a single script."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,17 +71,17 @@ class CheckInputs:
     noop: Player | None = None
     limits: Limits = field(default_factory=lambda: Limits(close_s=10.0))
     only: Sequence[str] = ()
-    """Some of CHECKS; all if empty."""
+    """Names from CHECKS, to be run alone; all checks if empty."""
     process: bool = True
-    """Also play in a separate process."""
+    """Whether to play in a separate process, too."""
     seconds: float = 20.0
-    """Seconds for the cancellations of a script. Other time limits scale with this limit."""
+    """Seconds for all cancelled plays of a script. Other time limits are multiples of these seconds."""
     others: Sequence[Task] = ()
     """Further tasks. Only their first prompt is read."""
     of: str = ""
-    """All tasks, from which `tasks` were chosen, in words: "6 held-out and 18 training tasks"."""
+    """The tasks from which `tasks` were chosen, in words, such as "6 held-out and 18 training tasks"."""
     begins: Callable[[str], object] = lambda name: None
-    """Called with the name of each check at the beginning of the check."""
+    """A function that is called with the name of a check when the check begins."""
 
 
 async def check(inputs: CheckInputs) -> Report:
@@ -120,7 +120,7 @@ async def check(inputs: CheckInputs) -> Report:
 
 
 class _Suite:
-    """An Env with its watchers."""
+    """An Env under check, with the watchers for leaks and blocking."""
 
     def __init__(self, subject: EnvUnderTest, ledger: LeakTracker, inputs: CheckInputs) -> None:
         self.subject, self.ledger, self.inputs = subject, ledger, inputs
@@ -182,7 +182,7 @@ class _Suite:
             subject.scripts[task.id] = turns
 
     async def _first_plays(self) -> list[PlayedEpisode] | None:
-        """Play each task once. None if none can be played."""
+        """Play each task once. None if no task can be played."""
         subject, plays, reads = self.subject, list[PlayedEpisode](), ResetReads()
         self.inputs.begins("prompt")
         for task in subject.tasks:
@@ -200,7 +200,7 @@ class _Suite:
         return [episode for episode in plays if episode not in broken]
 
     async def _other_prompts(self) -> list[PlayedEpisode]:
-        """The beginnings of further tasks, as many as fit into a part of the time. Broken tasks are left out."""
+        """Play further tasks only up to the first observation, for a share of the time. Broken tasks are left out."""
         subject, plays = self.subject, list[PlayedEpisode]()
         until = time.monotonic() + self.inputs.seconds * _SHARE_OF_OTHERS
         for task in for_labels(self.inputs.others):

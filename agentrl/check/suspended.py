@@ -1,4 +1,4 @@
-"""Count the places where an Env's coroutines wait, and cancel the episode exactly at a chosen place."""
+"""Count the awaits at which an Env's coroutines wait, and cancel the episode exactly at a chosen await."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _HOOKS = ("tools", "reset", "step", "exec_tool", "last_turn", "score", "run")
 
 
 class Wait(NamedTuple):
-    """A wait of a hook."""
+    """An await at which a hook waits."""
 
     hook: str
     place: Place
 
 
 class Suspensions:
-    """All waits of an episode, in order. `cancel` is called at the wait with index `at`."""
+    """All waits of an episode, in order. At the wait with index `number`, `cancel` is called."""
 
     def __init__(
         self, author: AuthorCode, number: int | None = None, cancel: Callable[[], object] = lambda: None
@@ -37,7 +37,7 @@ class Suspensions:
         self.error: BaseException | None = None
 
     def attach(self, env: Env) -> None:
-        """Count in the hooks, tools and resources of an Env whose episode has not begun."""
+        """Count the waits in the hooks, tools and resources of an Env. Called before the episode begins."""
         names = [name for name in _HOOKS if self._author.wrote(name) and hasattr(env, name)]
         names += [spec.attribute for spec in tools_of(env).values()]
         for name in names:
@@ -82,7 +82,7 @@ class Suspensions:
 
 
 class CountedCoroutine:
-    """A coroutine with counted waits. At the chosen wait the coroutine stays until the cancellation."""
+    """A coroutine whose waits are counted. At the chosen wait, the coroutine waits until it is cancelled."""
 
     def __init__(self, counter: Suspensions, name: str, coroutine: Coroutine[Any, Any, Any], seen: Any = None) -> None:
         self._counter, self._name, self._coroutine = counter, name, coroutine
@@ -104,7 +104,7 @@ class CountedCoroutine:
             raise
 
     def _wait(self, waited: Any) -> Generator[Any, Any, Callable[[], Any]]:
-        """Wait as the coroutine does. Returns how to continue the coroutine."""
+        """Wait for the future `waited` of the coroutine. Returns a function that continues the coroutine."""
         if self._counter.suspends(self._name, self._seen):
             self._chosen = True
             try:
@@ -125,7 +125,7 @@ class CountedCoroutine:
 
 
 class _Resource:
-    """A resource of the Env's. The waits of opening count, too."""
+    """A resource of the Env. Waits while the resource opens are counted, too."""
 
     def __init__(self, counter: Suspensions, resource: AbstractAsyncContextManager[Any]) -> None:
         self._counter, self._resource = counter, resource

@@ -29,7 +29,7 @@ _NOW = ("now", "utcnow", "today")
 
 
 def undetermined_calls(author: AuthorCode) -> list[tuple[Place, str]]:
-    """The calls, with their names as written: global random numbers first, then names, clocks and hashes."""
+    """The calls with their names in the source, sorted by kind: global random numbers, random names, clocks, hashes."""
     ranked = [
         (rank, place, name)
         for place, name in author.calls(bool)
@@ -40,7 +40,8 @@ def undetermined_calls(author: AuthorCode) -> list[tuple[Place, str]]:
 
 
 def _rank(value: Any) -> int:
-    """0 if a seed determines the results."""
+    """The kind of a called function: 1 random numbers, 2 random names, 3 clocks, 4 hashes. 0 if a seed determines its
+    results."""
     owner = getattr(value, "__self__", None)
     if owner is getattr(random, "_inst", None) or (owner is not None and owner is _numpys()):
         return 1
@@ -57,7 +58,7 @@ def _numpys() -> Any:
 
 
 def _value(name: str, module: ModuleType) -> Any:
-    """The object of a dotted name in a module; None if unknown before the module runs."""
+    """The object of a dotted name in a module; None for a name that is not a global of the module."""
     first, *others = name.split(".")
     value = vars(module).get(first, {"hash": hash, "id": id}.get(first))
     for other in others:

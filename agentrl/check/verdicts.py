@@ -18,7 +18,7 @@ TIMES = 2
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """The end of a play: a score, or an error."""
+    """The outcome of a play: a score, or an error."""
 
     score: float | None
     error: str = ""
@@ -50,7 +50,8 @@ def judge(
 def _broken(
     nothing: Sequence[float | None], solved: Sequence[float | None], plays: Sequence[Play]
 ) -> tuple[Verdict, str] | None:
-    """The verdict if two no-ops score differently, or two solutions do, or a play has no score. Else None."""
+    """The verdict if two idle plays score differently, two plays of the solution score differently, or a play has no
+    score. Else None."""
     if len(set(nothing)) > 1 or len(set(solved)) > 1:
         broke = next((f": {play.error}" for play in plays if play.error), "")
         return "flaky", f"doing nothing scored {_shown(nothing)}, the solution {_shown(solved)}{broke}"

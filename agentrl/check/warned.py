@@ -15,7 +15,7 @@ from agentrl.errors import one_line
 
 
 class WarningCollector:
-    """Collects these warnings within `with`."""
+    """Collects the warnings of the module's kinds within `with`."""
 
     def __init__(self, subject: EnvUnderTest) -> None:
         self._subject, self._warned = subject, list[tuple[str, Place | None]]()
