@@ -1,4 +1,4 @@
-"""The hook, tool or request for which an episode waits, and the start of the wait."""
+"""Which hook, tool or request an episode waits for, and since when."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextvars import ContextVar
 
 
 class Activity:
-    """The present work of one episode. Several entries may be open at once; `now` gives the latest."""
+    """The hooks, tools and requests that run in an episode. Several may run at once; `now` gives the latest."""
 
     __slots__ = ("_entries", "_moved")
 
@@ -18,7 +18,7 @@ class Activity:
         self._moved = time.time()
 
     def begin(self, name: str) -> tuple[str, float]:
-        """Note a beginning. Give the result to `end`."""
+        """Record the start of a hook, tool or request. The result is the argument of `end`."""
         entry = name, time.time()
         self._entries.append(entry)
         return entry
@@ -30,18 +30,18 @@ class Activity:
 
     @property
     def now(self) -> tuple[str, float]:
-        """The name of the present work, and its start in seconds since 1970. The name is "" between two entries."""
+        """The name of the latest running entry, and its start in seconds since 1970. The name is "" if nothing runs."""
         entries = list(self._entries)  # another thread reads this
         return (entries[-1][0], max(entries[-1][1], self._moved)) if entries else ("", self._moved)
 
 
 activity: ContextVar[Activity | None] = ContextVar("agentrl_activity", default=None)
-"""The activity of the episode of this task."""
+"""The Activity of the episode that the current asyncio task plays."""
 
 
 @contextmanager
 def doing(name: str) -> Iterator[None]:
-    """Enter `name` into the activity of this task's episode while the block runs."""
+    """List `name` in the Activity of the current task's episode while the block runs."""
     present = activity.get()
     if present is None:
         yield

@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
 LONGEST_RETRY_AFTER_S = 60.0
-"""The longest honoured Retry-After."""
+"""A longer Retry-After of a server, in seconds, is shortened to this."""
 jitter = random.Random()  # an Env may have seeded the module's generator
 
 
 def pause(failures: int, first_s: float, longest_s: float, factor: float = 2.0) -> float:
     """Seconds to wait after this many failures in a row, 1 or more.
 
-    The pause is `first_s`, then each time `factor` times as long, at most `longest_s`. Up to half is taken off at
+    The pause is `first_s`, then each time `factor` times as long, at most `longest_s`. Up to half is subtracted at
     random, so that many clients do not return at once.
     """
     return min(first_s * factor ** min(failures - 1, 30), longest_s) * jitter.uniform(0.5, 1.0)

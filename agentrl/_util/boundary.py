@@ -18,7 +18,8 @@ from agentrl.errors import Boundary, ConfigError, EngineLostError, Failure, Ledg
 watcher: ContextVar[Callable[[Boundary], contextlib.AbstractContextManager[Any]] | None] = ContextVar(
     "agentrl_boundary_watcher", default=None
 )
-"""A context manager for each crossing, such as a span of a trace. A host sets it in its task."""
+"""Makes a context manager for each call of foreign code, such as a span of a trace. A host sets the variable in its
+task."""
 
 
 class FailedError(Exception):
@@ -35,7 +36,8 @@ def at_boundary(
     """Turn exceptions into a FailedError that names the boundary. Exceptions that must end the run pass.
 
     `data`: the text of the episode is rendered, so a TemplateError blames the text, not the template. `hook`: the
-    called hook, or the hook of the result. If no line of the user's code raised, the error names the hook's definition.
+    hook that was called, or whose result is checked. If no line of the user's code raised, the error names the hook's
+    definition.
     """
     crossing, watch = _Crossing(name, data, hook), watcher.get()
     return crossing if watch is None else _watched(crossing, watch)
@@ -43,7 +45,8 @@ def at_boundary(
 
 @dataclass(slots=True)
 class _Crossing:
-    """A class is four times as fast as a generator's context manager. A turn has nine crossings."""
+    """The context manager of `at_boundary`. A class is four times as fast as a generator, and a turn calls foreign code
+    nine times."""
 
     name: Boundary
     data: bool
@@ -67,7 +70,7 @@ class _Crossing:
             raise FailedError(failure if as_is else _located(failure, self.hook)) from exc
 
     def _passes(self, exc: BaseException) -> bool:
-        """Whether the exception ends the run."""
+        """Whether the exception must end the run, and so is raised unchanged."""
         if isinstance(exc, asyncio.CancelledError):
             # Or was the hook's own task cancelled? For the host this is not the end of the run.
             return is_cancelled()

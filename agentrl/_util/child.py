@@ -1,4 +1,4 @@
-"""Both ends of the pipe between a process and a child of ours, and the child's end. See `children.py` for the parent.
+"""The pipe between a process and its child process, and how the child ends. See `children.py` for the parent's side.
 
 The file imports only the standard library, and so can be loaded without agentrl.
 """
@@ -16,14 +16,14 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
 STOP = b""
-"""A message that ends the messages."""
+"""The message after which no messages follow."""
 _POLL_S = 1.0
 
 
 def messages(connection: Connection, is_gone: Callable[[], bool]) -> Iterator[bytes]:
     """The messages of the other process, until `STOP` or the end of the connection.
 
-    They also end if `is_gone` returns True: another process may hold the other end of the connection open.
+    The messages also end if `is_gone` returns True: a third process may hold the other end of the connection open.
     """
     with suppress(EOFError, OSError):
         while True:
@@ -36,7 +36,7 @@ def messages(connection: Connection, is_gone: Callable[[], bool]) -> Iterator[by
 
 
 def of_parent(connection: Connection, parent: int) -> Iterator[bytes]:
-    """The messages of the process `parent`, for a child that ends with its parent."""
+    """The messages of the process `parent`, in its child. The messages end when the parent has ended."""
     os.set_inheritable(connection.fileno(), False)
     return messages(connection, lambda: os.getppid() != parent)
 
@@ -51,7 +51,7 @@ class Outbox:
         self._thread.start()
 
     def put(self, message: bytes) -> None:
-        """Has no effect if the other process has ended."""
+        """Queue a message to be sent. Has no effect if the other process has ended."""
         self._queue.put(message)
 
     def close(self) -> None:

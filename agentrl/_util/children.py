@@ -22,13 +22,13 @@ from agentrl._util.child import STOP, Outbox, messages
 E = TypeVar("E", bound=Exception)
 
 _END_S = 5.0
-"""Seconds for a child to end by itself, before a kill."""
+"""Seconds that a child has to end by itself before it is killed."""
 
 
 class ChildProcess:
     """A Python program in a separate process, with a pipe. Ctrl-C does not reach the child.
 
-    The program's arguments are the id of this process, the descriptor of the pipe, and the other `descriptors`.
+    The program gets as arguments the id of this process, the file descriptor of the pipe, and `descriptors`.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class ChildProcess:
         output: int | IO[bytes] = subprocess.DEVNULL,
         descriptors: Sequence[int] = (),
     ) -> None:
-        """`program` are arguments of Python, `output` takes stdout and stderr. Raises OSError."""
+        """`program` has the arguments of Python; `output` receives stdout and stderr. Raises OSError."""
         self.connection, theirs = Pipe()
         with theirs:
             inherited = (theirs.fileno(), *descriptors)
@@ -68,7 +68,7 @@ class ChildProcess:
                 os.killpg(self.pid, signal.SIGKILL)
 
     def end(self, seconds: float = 0.0) -> int:
-        """The exit status. A process that has not ended after `seconds` is killed."""
+        """Wait for the end, and return the exit status. A process that has not ended after `seconds` is killed."""
         with suppress(subprocess.TimeoutExpired):
             return self._popen.wait(seconds)
         self.kill()
@@ -78,23 +78,24 @@ class ChildProcess:
 class Requests(Generic[E]):
     """Requests to a child, from any threads and event loops.
 
-    A message is pickled: the request's number, a name and arguments. The child answers with the number and a value.
-    The number 0 needs no answer.
+    A request is a pickled message: a number, a name and arguments. The child replies with the number and a value. A
+    request with the number 0 gets no reply.
     """
 
     def __init__(self, child: ChildProcess, read: Callable[[Any], Any], lost: Callable[[int], E]) -> None:
-        """`read` makes a result of a child's answer, or raises the child's error. `lost` makes the error of all waiting
-        requests from the exit status. Both are called in a thread."""
+        """`read` turns a reply of the child into a result, or raises the child's error. `lost` turns the child's exit
+        status into the error of all waiting requests. A thread calls both functions."""
         self.child, self._read, self._lost = child, read, lost
         self.ended: Future[E] = Future()
-        """The error for later requests, once the process has ended."""
+        """The error that later requests raise. Set when the process has ended."""
         self.ended.set_running_or_notify_cancel()  # so that a cancelled waiter cannot cancel it
         self._outbox, self._numbers, self._lock = Outbox(child.connection), count(1), threading.Lock()
         self._answers: dict[int, Future[Any]] = {}
         threading.Thread(target=self._settle, name=f"agentrl-child-{child.pid}", daemon=True).start()
 
     def ask(self, name: str, *arguments: Any) -> tuple[int, Future[Any]]:
-        """Send a request. Returns the number, and the future result. Raises the error of an ended process."""
+        """Send a request. Returns the request's number, and a Future of the result. Raises `ended` if the process has
+        ended."""
         number, answer = next(self._numbers), Future[Any]()
         with self._lock:
             if self.ended.done():
@@ -105,11 +106,11 @@ class Requests(Generic[E]):
         return number, answer
 
     async def answer(self, name: str, *arguments: Any) -> Any:
-        """Send a request, and wait for the result."""
+        """Send a request, and return the result."""
         return await asyncio.wrap_future(self.ask(name, *arguments)[1])
 
     def tell(self, name: str, *arguments: Any) -> None:
-        """Send a message without an answer. Has no effect on an ended process."""
+        """Send a request that gets no reply. Has no effect if the process has ended."""
         self._send(0, name, arguments)
 
     async def end(self) -> None:
@@ -124,7 +125,7 @@ class Requests(Generic[E]):
         self._outbox.put(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
 
     def _settle(self) -> None:
-        """The thread that settles the answers, until the process ends."""
+        """Read replies in a thread until the process ends, and set the results of the Futures."""
         for message in messages(self.child.connection, self.child.has_ended):
             number, answer = pickle.loads(message)
             future = self._answers.get(number)
@@ -144,7 +145,7 @@ class Requests(Generic[E]):
 
 
 def how_ended(status: int) -> str:
-    """`with status 1` or `by signal SIGKILL`."""
+    """How a process ended, in words: `with status 1`, or `by signal SIGKILL`."""
     if status >= 0:
         return f"with status {status}"
     with suppress(ValueError):
@@ -153,5 +154,5 @@ def how_ended(status: int) -> str:
 
 
 def import_path() -> str:
-    """PYTHONPATH for a child: this agentrl first, then the present path."""
+    """PYTHONPATH for a child: the folder of this agentrl first, then the present PYTHONPATH."""
     return os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))))

@@ -1,4 +1,4 @@
-"""A thread for blocking hooks, deadlines without the time in its queue, and a stricter `gather`."""
+"""A thread for blocking hooks, deadlines that do not count the wait for this thread, and a stricter `gather`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ log = logging.getLogger("agentrl")
 
 
 async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Results in order. Unlike asyncio.gather, the first exception cancels the other coroutines and waits for their
-    end."""
+    """The results of coroutines, in order. Unlike asyncio.gather, the first exception cancels the other coroutines and
+    waits for their end."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(coroutine) for coroutine in coroutines]
@@ -37,7 +37,7 @@ class Deadline:
         self._open = False
         self._token: Token[Deadline | None] | None = None
         self.queued = False
-        """Whether the deadline expired before the thread was free for the function."""
+        """Whether the deadline expired while the function still waited for the thread."""
 
     async def __aenter__(self) -> Self:
         await self._timeout.__aenter__()
@@ -65,7 +65,7 @@ class Deadline:
         return None if when is None else when - asyncio.get_running_loop().time()
 
     def set(self, seconds: float | None) -> None:
-        """Expire in `seconds`, or never with None. An expired deadline stays expired."""
+        """Let the deadline expire in `seconds`, or never with None. An expired deadline stays expired."""
         if self._open and not self.expired():
             self._timeout.reschedule(None if seconds is None else asyncio.get_running_loop().time() + seconds)
 
@@ -75,7 +75,7 @@ _deadline: ContextVar[Deadline | None] = ContextVar("agentrl_deadline", default=
 
 @contextlib.contextmanager
 def uncounted() -> Iterator[None]:
-    """Stop the deadline of the running hook inside the block, because the block waits in a queue."""
+    """Stop the clock of the running hook's deadline inside the block, because the block waits in a queue."""
     deadline = _deadline.get()
     seconds = deadline.left() if deadline else None
     if deadline is None or seconds is None:
@@ -124,12 +124,13 @@ class Worker:
         self._name = name
         self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
         self._pending: list[_Job[Any]] = []
-        """Jobs in the order of the queue. The thread works on the first."""
+        """Jobs in the order of the queue. The thread runs the first job."""
         self._thread: threading.Thread | None = None
         self._stopped = False
 
     async def run(self, function: Callable[[], T], *, always: bool = False) -> T:
-        """The function's result or exception. A cancelled function that has not started never starts, unless `always`.
+        """Run a function in the thread, and return its result or raise its exception. A cancelled function that has not
+        started never starts, unless `always`.
 
         Raises InfraError if the thread cannot be started. A later call tries again.
         """

@@ -17,17 +17,17 @@ from typing_extensions import is_typeddict
 from agentrl.errors import ConfigError, did_you_mean, unknown_key
 
 _ALIKE = 0.85
-"""Names of files count as similar from this ratio on. The ratio is high because file names often end alike."""
+"""Two file names are similar if difflib's ratio is at least this. The ratio is high, as file names often end alike."""
 _BESIDE = 1000
-"""How many files of a folder are compared."""
+"""The most files of a folder whose names are compared."""
 _LONG = 80
 _SHOULD = re.compile(r"\w+ should (.+?)(?:, unable .*| after validation.*)?$")
-"""Pydantic's form of most messages."""
+"""Most messages of pydantic match this pattern. The group is the expectation, such as "be a valid integer"."""
 _KINDS = {
     **dict.fromkeys(("dict_type", "mapping_type", "model_type", "dataclass_type"), "a mapping of keys to values"),
     "path_type": "a path",
 }
-"""The expected kind of value, by the name of pydantic's error."""
+"""Type of pydantic's error -> the expected kind of value, in words."""
 
 
 def problems(exc: ValidationError, kind: Any, whole: str = "it") -> str:
@@ -53,7 +53,8 @@ def _problem(error: ErrorDetails, kind: Any, whole: str) -> str:
 
 
 def unknown(place: Sequence[int | str], kind: Any) -> str:
-    """`unknown key rank; did you mean rank under lora?`: the key at a place of a configuration of the type `kind`."""
+    """A message such as `unknown key rank; did you mean rank under lora?`. `place` is the path of the key in a
+    configuration of the type `kind`."""
     *outer, last = map(str, place)
     key, name, top = ".".join([*outer, last]), last.rpartition(".")[2], keys_of(kind)
     elsewhere = {f"under {other}": keys_of(top[other]) for other in top if [other] != outer}
@@ -65,7 +66,8 @@ def unknown(place: Sequence[int | str], kind: Any) -> str:
 
 
 def _at(kind: Any, place: Sequence[int | str]) -> Any:
-    """The type at a place in a configuration of the type `kind`. The last known type if a part has no keys."""
+    """The type of the value at the path `place` in a configuration of the type `kind`. If a type on the way has no
+    keys, the result is this type."""
     for name in place:
         kind = keys_of(kind).get(str(name), kind)
     return kind
@@ -89,13 +91,13 @@ def keys_of(kind: Any) -> Mapping[str, Any]:
 
 
 def _written(key: str, field: FieldInfo) -> str:
-    """A field's name in a configuration."""
+    """The name under which a configuration file has a field."""
     return field.validation_alias if isinstance(field.validation_alias, str) else key
 
 
 def check_file(path: Path, remedy: str, kind: str = "file", named_by: str = "") -> None:
-    """Raises ConfigError if no file is at the path. The message gives the similar name of a neighbouring file, or the
-    remedy."""
+    """Raises ConfigError if no file is at the path. The message names a file with a similar name in the same folder, or
+    else the remedy."""
     if path.is_file():
         return
     where = f"{named_by} {path}".strip()

@@ -35,7 +35,8 @@ class _ValueReader:
     inside: set[int] = field(default_factory=set)
     """Ids of the lists, mappings and sets around the current value."""
     seen: dict[int, tuple[int, object]] = field(default_factory=dict)
-    """The number of each object so far, by `id`. The objects are kept alive, so that no id is used twice."""
+    """`id` of an object -> the object's number in the text, and the object. The reference keeps the object alive, so
+    that no id is used twice."""
 
     def of(self, value: Any) -> JSON:
         if isinstance(value, _TEXTS) and not isinstance(value, str | int):
@@ -62,7 +63,7 @@ class _ValueReader:
             self.inside.discard(id(value))
 
     def _key(self, key: Any) -> str:
-        """The key as text, so that keys of several types can be sorted."""
+        """A mapping's key as text, so that keys of several types can be sorted."""
         return key if isinstance(key, str) else json.dumps(self.of(key), sort_keys=True)
 
     def _members(self, value: set[Any] | frozenset[Any]) -> JSON:
@@ -82,7 +83,7 @@ class _ValueReader:
 
 
 def _state(value: Any) -> list[Any]:
-    """The state of an object for pickle. Empty if the object cannot be pickled."""
+    """The state of an object, as pickle would store it. Empty if the object cannot be pickled."""
     try:
         if hasattr(value, "dtype") and hasattr(value, "tolist"):  # pickles of tensors hold addresses
             return [str(value.dtype), value.tolist()]

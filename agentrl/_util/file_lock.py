@@ -1,6 +1,6 @@
 """A lock between processes, on a file or a folder. A killed process frees its lock.
 
-filelock would be a dependency for these lines: it leaves the file behind, and raises where a file system has no locks.
+The package `filelock` leaves the file behind, and raises an error on a file system without locks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ log = logging.getLogger("agentrl")
 
 
 def try_lock(path: Path) -> int | None:
-    """The descriptor for `unlock`. None while another process holds the lock. A missing file is made.
+    """Take the lock, and return the descriptor for `unlock`. None if another process holds the lock.
+
+    A missing file is created.
 
     Raises OSError if the path cannot be opened. On a file system without locks every process gets the lock, with a
     warning.

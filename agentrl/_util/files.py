@@ -1,4 +1,4 @@
-"""Write files and folders whole or not at all, even in a kill or a power cut."""
+"""Write files and folders whole or not at all, even if the process is killed or the power fails."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from agentrl.errors import ConfigError
 log = logging.getLogger("agentrl")
 
 _FULL_BYTES = 1 << 20
-"""Free bytes below which a failed write means a full disk."""
+"""If a write fails and the disk has fewer free bytes, the disk counts as full."""
 _MANIFEST = "files.json"
-"""A file in each folder of `write_folder`: the `about`, and size and checksum of every file."""
+"""A file in each folder of `write_folder`. It has `about`, and the size and checksum of every file."""
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 def write_atomically(file: Path, text: str) -> None:
-    """A symbolic link stays, and the link's target is written. A device or a pipe is written directly."""
+    """Replace the content of a file whole or not at all. At a symbolic link, the target is written. A device or a pipe
+    is written directly."""
     if is_special(file):
         file.write_text(text, encoding="utf-8")
         return
@@ -109,7 +110,7 @@ def write_folder(target: Path, write: Callable[[Path], None], **about: Any) -> N
 
 
 def about_folder(folder: Path) -> dict[str, Any]:
-    """The `about` of `write_folder`; empty if unreadable."""
+    """The `about` that `write_folder` stored in a folder; empty if it cannot be read."""
     try:
         about = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -118,7 +119,7 @@ def about_folder(folder: Path) -> dict[str, Any]:
 
 
 def damage(folder: Path) -> str | None:
-    """The damage to a folder of `write_folder`: a missing or changed file. None for an intact folder."""
+    """A missing or changed file in a folder of `write_folder`, as a message. None for an intact folder."""
     if not (folder / _MANIFEST).exists():  # of an earlier version: a folder without its name was not complete then
         return None
     expected = about_folder(folder).get("files")
@@ -134,7 +135,7 @@ def damage(folder: Path) -> str | None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Wait until the content of a file, or the list of names in a folder, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -150,7 +151,7 @@ def _sums(folder: Path) -> dict[str, list[int]]:
 
 
 def _sum(file: Path) -> list[int]:
-    """Size and CRC-32."""
+    """Size in bytes and CRC-32 of a file."""
     size = checksum = 0
     with file.open("rb") as source:
         while block := source.read(1 << 20):

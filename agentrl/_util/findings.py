@@ -21,7 +21,7 @@ class Level(StrEnum):
     UNCHECKED = "unchecked"
     """A part could not be checked from here. The message gives the reason."""
     NOTE = "note"
-    """Good to know."""
+    """A remark. Nothing is wrong."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -37,7 +37,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A mistake or a remark, with the place and the remedy."""
+    """A mistake, or a remark, about the subject, with its place and the remedy."""
 
     level: Level
     message: str
@@ -83,9 +83,9 @@ class Report:
 
     findings: list[Finding] = field(default_factory=list)
     checked: dict[str, str] = field(default_factory=dict)
-    """Check -> the extent, or the result, of the check."""
+    """Name of a check -> the result of the check, or how much was checked, in words."""
     figures: dict[str, JSON] = field(default_factory=dict)
-    """Everything that was measured, for programs."""
+    """Measured numbers, for programs that read the report as JSON."""
 
     def error(
         self, check: str, place: Place, message: str, remedy: str, play: Mapping[str, JSON] | None = None
@@ -112,7 +112,7 @@ class Report:
         return [finding for finding in self.findings if finding.level in (Level.ERROR, Level.WARNING)]
 
     def has(self, *checks: str) -> bool:
-        """Whether one of the checks reported a mistake."""
+        """Whether any of the checks reported a mistake."""
         return any(finding.check in checks for finding in self.mistakes)
 
     def sort(self) -> None:

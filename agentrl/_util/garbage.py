@@ -1,7 +1,7 @@
 """Fewer garbage collections in the processes of agentrl's commands.
 
 Python's collector walks every container repeatedly, and thousands of live episodes have millions of containers. No
-container is garbage before its episode ends. Few need the collector afterwards.
+container is garbage before its episode ends. Afterwards, reference counting frees most of them without the collector.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import gc
 
 _THRESHOLDS = (20_000, 50, 100)
-"""The thresholds of the collector: new containers, young collections and middle-aged collections."""
+"""The arguments of `gc.set_threshold`: new containers before a young collection, young collections before a
+middle-aged collection, and middle-aged collections before a full collection."""
 
 
 class _Collector:
@@ -23,9 +24,10 @@ def claim_process() -> None:
 
 
 def settle() -> None:
-    """Collect less often from now on, and leave out what has been loaded so far. Only in a claimed process, and once.
+    """Collect less often from now on, and never the objects that exist now. Has an effect only in a claimed process,
+    and only once.
 
-    To be called when everything is loaded and before episodes are played.
+    Call the function when everything is loaded, before episodes are played.
     """
     if not _Collector.is_ours or _Collector.is_settled:
         return

@@ -24,10 +24,10 @@ _LARGE_BYTES = 1 << 20
 _RETRIED = {408, 409, 425, 429, 500, 502, 503, 504}
 _ASKS_TO_WAIT = {429, 503}
 _MAX_REFUSED_CONNECTS = 3
-"""Connection attempts before the first answer of a server, which may still be starting."""
+"""The most connection attempts while a server has never answered: the server may still be starting."""
 _CHAT = "/chat/completions"
 _NO_MONEY = ("insufficient_quota", "billing_hard_limit", "insufficient balance")
-"""Texts of an HTTP 429 answer for which waiting does not help."""
+"""Texts in an HTTP 429 response that mean that the account has no money, so that waiting does not help."""
 
 _NO_JSON = {
     "text/html": "a web page; correct its address",
@@ -44,7 +44,7 @@ class HttpRefusedError(ConfigError):
 
 
 class _BusyError(InfraError):
-    """The server asks to wait."""
+    """The server asks the client to wait."""
 
     def __init__(self, message: str, seconds: float) -> None:
         super().__init__(message)
@@ -81,7 +81,8 @@ class HttpService:
     trip: int = 5
     open_s: float = 30.0
     always_json: bool = False
-    """A web page or a stream means a wrong address, not a proxy in front of a dead server."""
+    """Whether the server always responds with JSON. If so, a web page or a stream means a wrong address; else it may
+    come from a proxy in front of a dead server."""
     _loops: PerLoop[_LoopState] = field(default_factory=PerLoop, repr=False)
     _breaker: Breaker = field(default_factory=lambda: Breaker(), repr=False)
     _pause: Pause = field(default_factory=lambda: Pause(), repr=False)
@@ -98,14 +99,14 @@ class HttpService:
     async def post(
         self, body: JSON, *, headers: Mapping[str, str] | None = None, read: Callable[[JSON], Any] | None = None
     ) -> Any:
-        """The JSON of the server's answer, or the result of `read`.
+        """The JSON of the server's response, or the result of `read` for this JSON.
 
         Raises InfraError if the server is down, is too slow, or answers with an error. Raises RefusedError, a
         ConfigError, for a request with the HTTP status 400, 401, 403, 404, 405, 413 or 422, since a retry cannot help.
         `read` may raise both. Messages contain no value of a header.
 
-        After an answer with Retry-After (429 or 503), no request is sent until the given time, for at most a minute at
-        a time.
+        After a response 429 or 503 with Retry-After, no request is sent until that time, or for a minute if that is
+        less.
         """
         sent = {"Content-Type": "application/json", **self.headers, **(headers or {})}
         async with self._session() as session:
@@ -237,8 +238,8 @@ class Pause:
         self._until = max(self._until, time.monotonic() + seconds)
 
     async def over(self, deadline: asyncio.Timeout) -> None:
-        """Wait until the end of the pause and a random part longer, so that requests are spread out. Moves the
-        deadline."""
+        """Wait until the pause ends, and a random part longer, so that requests are spread out. The deadline moves by
+        the time of the wait."""
         seconds = self._until - time.monotonic()
         if seconds > 0:
             seconds += random.uniform(0.0, min(1.0, 0.2 * seconds))
@@ -256,7 +257,7 @@ class Breaker:
         self._until = 0.0
         self._error = ""
         self.answered = False
-        """Whether the server has ever answered."""
+        """Whether the server has responded at least once."""
 
     def check(self, url: str, open_s: float) -> None:
         """Raises InfraError while the circuit is open. Afterwards a single request passes, and the other requests are

@@ -53,14 +53,15 @@ def load_object(path: str, kind: type = object) -> Any:
 
 
 def _instead(module: ModuleType, name: str, kind: type) -> str:
-    """The remedy for a wrong name: a similar name, and the module's subclasses of `kind`."""
+    """The part of an error message that helps with a wrong name: a similar name, and the module's subclasses of
+    `kind`."""
     subclasses = [n for n, v in vars(module).items() if _is_subclass(v, kind)]
     names = subclasses or [n for n in vars(module) if not n.startswith("_")]
     return did_you_mean(name, names, "; it has: {}" if subclasses else "")
 
 
 def cause(exc: BaseException) -> str:
-    """`file:line: Type: text` in one line, for the innermost line of the user's code."""
+    """An exception in one line, as `file:line: Type: text`. The line is the innermost line of the user's code."""
     text = " ".join(str(exc).split())
     message = f"{type(exc).__name__}: {text}" if text else type(exc).__name__
     frames = [frame for frame in traceback.extract_tb(exc.__traceback__) if not frame.filename.startswith("<frozen")]
@@ -77,7 +78,7 @@ def not_the_users(file: str) -> bool:
 
 
 def definition(function: Callable[..., Any]) -> str | None:
-    """`file:line` of a function of the user. None for a function of a package, of Python or of agentrl."""
+    """`file:line` where the user defined a function. None for a function of a package, of Python or of agentrl."""
     code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
     if code is None or not_the_users(code.co_filename):
         return None
@@ -110,7 +111,8 @@ def _load_module(module_path: str, path: str) -> ModuleType:
 
 
 def _load_file(file: Path) -> ModuleType:
-    """Import a file under a name made of the path, so that two files called env.py do not clash, and pickling works."""
+    """Import a file under a module name made of its path, so that two files called env.py do not clash, and pickling
+    works."""
     check_file(file, f"give its path from here, {Path.cwd()}")
     name = f"agentrl_user_{file.stem}_{zlib.crc32(str(file.resolve()).encode()):08x}"
     with _importing:  # no thread may see a partly executed module
@@ -144,7 +146,7 @@ def _import_cause(exc: BaseException) -> str:
 
 
 def short(file: str) -> str:
-    """The path relative to the current folder if the file is inside."""
+    """A file's path; relative to the current folder if the file is inside that folder."""
     path = Path(file)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 

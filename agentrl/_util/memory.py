@@ -9,13 +9,14 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_ram(cgroup: Path = _CGROUP) -> int:
-    """Bytes of free memory, of this machine or of this container. Raises OSError if there is no /proc."""
+    """Bytes of free memory of this machine, or of this container if it has less. Raises OSError if there is no
+    /proc."""
     available = Path("/proc/meminfo").read_text(encoding="ascii").split("MemAvailable:")[1].split()[0]
     return min([int(available) * 1024, *_left_to_the_container(cgroup)])
 
 
 def _left_to_the_container(cgroup: Path) -> Iterator[int]:
-    """The free memory of the cgroup, if the cgroup has a limit. Cached files count as free: the kernel drops them
+    """Bytes of free memory of the cgroup, if the cgroup has a limit. Cached files count as free: the kernel drops them
     first."""
     try:
         bound, used, parts = (

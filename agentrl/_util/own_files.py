@@ -39,7 +39,7 @@ def check_own(path: Path, name: str) -> None:
 
 
 def check_owner(path: Path, name: str) -> None:
-    """Raises ConfigError if another user has made the file or the folder. Other details are as in `check_own`."""
+    """Raises ConfigError if another user owns the file or the folder. `name` and OSError are as in `check_own`."""
     owner = path.stat().st_uid
     if owner == os.getuid():
         return
@@ -53,7 +53,7 @@ def check_owner(path: Path, name: str) -> None:
 
 
 def _new_file_beside(path: Path) -> os.stat_result | None:
-    """The state of a new file in the same folder. None if none can be made there."""
+    """The stat of a new file in the same folder, which is deleted again. None if no file can be created there."""
     folder = path if path.is_dir() else path.parent
     try:
         with tempfile.TemporaryFile(dir=folder) as file:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Self
 
 _INITIAL = "4026531836"
-"""Linux gives this number to a machine's own pid namespace. Containers have other numbers."""
+"""The inode number that Linux gives to a machine's own pid namespace. Containers have other numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Owner:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """The owner in a text of `str`, or None for any other text."""
+        """The owner that `str` has written as `text`. None for any other text."""
         match = re.fullmatch(r"([\w.-]+)~(\w*)~(\d*)~(\d+)~(\d*)", text)
         return cls(match[1], match[2], match[3], int(match[4]), match[5]) if match else None
 
@@ -78,12 +78,12 @@ class Heartbeat:
         self._ended = threading.Event()
 
     def start(self) -> None:
-        """Touch the file now, and from then on."""
+        """Touch the file now, and then at regular intervals."""
         self._beat()
         threading.Thread(target=self._keep_beating, name="agentrl-heartbeat", daemon=True).start()
 
     def stop(self) -> None:
-        """End. The file stays."""
+        """Stop touching the file. The file stays."""
         self._ended.set()
 
     def _keep_beating(self) -> None:
@@ -143,7 +143,8 @@ def _namespace(pid: int) -> str:
 
 
 def _process(pid: int) -> tuple[str, str]:
-    """The state of a process and its start time. Both are empty if the process cannot be seen."""
+    """The state of a process (a letter, such as R or Z) and its start time in clock ticks since the boot. Both are
+    empty if the process cannot be seen."""
     fields = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
     return (fields[0], fields[19]) if len(fields) > 19 else ("", "")
 

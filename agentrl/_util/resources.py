@@ -1,8 +1,8 @@
 """A separate task for each async context manager, and a task for the hooks of an Env.
 
 The task that entered a cancel scope (a task group has one) must exit the scope, and is cancelled when the scope fails.
-The task of an episode cannot exit scopes: the episode may end before its Env is closed, as an Env can be parked, and
-only the host may cancel the task.
+The task of an episode cannot exit scopes: the episode may end before its Env is closed, as an Env can be stored for
+later, and only the host may cancel the task.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class _Call(Generic[T]):
             self._task.cancel()
 
     async def run(self) -> bool:
-        """Whether the task must be replaced: foreign code has cancelled the task, and may do so again at any time."""
+        """Run the coroutine, and set the result of `future`. Returns whether the task must be replaced, as foreign code
+        has cancelled the task and may do so again at any time."""
         if self._cancels:
             if inspect.iscoroutine(self._coroutine):
                 self._coroutine.close()
@@ -110,7 +111,8 @@ class Resources:
 
     def __init__(self, patience: float = 1.0) -> None:
         self._patience = patience
-        """Seconds for the owner to begin closing after the event loop ends. Then the resources close by themselves."""
+        """Seconds that the owner has to begin closing after the event loop ends. After these seconds, the resources
+        close by themselves."""
         self._closing = asyncio.Event()
         self._opening: set[_HeldResource[Any]] = set()
         self._resources: list[_HeldResource[Any]] = []
@@ -131,8 +133,8 @@ class Resources:
         return value
 
     def begin_close(self) -> None:
-        """Announce that the owner will close the resources. They then wait for the owner even while the event loop
-        ends."""
+        """Announce that the owner will close the resources. The resources then wait for the owner even while the
+        event loop ends."""
         self._closing.set()
 
     async def close(self) -> list[BaseException]:
@@ -167,8 +169,8 @@ class Resources:
 
 
 class SharedResource(Generic[T]):
-    """What an async context manager gives, for all users on one event loop. It is opened on first use, and again after
-    it was closed or broke. If nobody closes it, the loop does when it ends and cancels its tasks."""
+    """A resource that all users on one event loop share: the value of an async context manager. The resource is opened
+    on first use, and again after it was closed or broke. An event loop that ends closes the resource."""
 
     def __init__(self, make: Callable[[], AbstractAsyncContextManager[T]]) -> None:
         self._make = make
@@ -176,8 +178,8 @@ class SharedResource(Generic[T]):
         self._resource: _HeldResource[T] | None = None
 
     async def get(self) -> T:
-        """The resource. Raises the errors of its opening; the next call tries again. A cancelled user does not end the
-        opening."""
+        """The resource. Raises the error if opening fails; the next call tries again. Cancelling a caller does not
+        cancel the opening."""
         async with self._lock:
             if self._resource is None or self._resource.task.done():
                 # In an empty context: the resource outlives the episode of its first user.
@@ -284,8 +286,8 @@ def _errors_of_release(resources: Sequence[_HeldResource[Any]], seconds: float) 
 async def survive_cancellation(coming: Coroutine[Any, Any, T], patience: float) -> T:
     """Ignore one cancellation of the running task, and wait up to `patience` seconds for `coming`.
 
-    An ending event loop cancels all tasks once. Their owners then close them in order. A failed cancel scope cancels
-    again at once.
+    An ending event loop cancels all tasks once, and the owners of the tasks then close them in order. A failed cancel
+    scope cancels a task again at once.
     """
     task = asyncio.current_task()
     if task is not None:
@@ -350,6 +352,6 @@ async def _end(tasks: list[asyncio.Task[None]], seconds: float, then: Callable[[
 
 
 _LAST_MOMENT_S = 1.0
-"""Seconds for a cancelled resource, and for resources whose exit began only after the deadline."""
+"""Seconds that a cancelled resource has to end, and a resource whose exit began only after the deadline."""
 
 _UNSET = object()

@@ -12,7 +12,7 @@ def sampling_seed(*parts: str | int) -> int:
 
 
 def nth_seed(seed: int, number: int) -> int:
-    """The seed of the n-th sampling with a common `seed`. The first has `seed` itself.
+    """The seed of sampling `number` among several with a common `seed`. Number 0 has `seed` itself.
 
     The result is not a sum. Hosts give a group's episodes consecutive seeds, so sums of different episodes would be
     equal.

@@ -65,7 +65,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 @contextmanager
 def _handled_by(handler: Callable[[int, FrameType | None], None], taken: Sequence[signal.Signals]) -> Iterator[None]:
-    """While the context is open, the handler receives the signals in `taken`."""
+    """Within `with`, `handler` receives the signals in `taken`."""
     before = [signal.signal(number, handler) for number in taken]
     try:
         yield

@@ -9,7 +9,7 @@ from agentrl.errors import TemplateError
 
 
 def text_of(content: Any) -> str:
-    """Content as text: parts of text are joined, None becomes an empty string.
+    """The content of a message as text: a list of texts is joined, None becomes an empty string.
 
     Raises TemplateError for other content. Templates print or silently drop an image, a number or a mapping, and the
     model would be trained on the result.
@@ -31,7 +31,7 @@ def texts_in(content: Any) -> list[str]:
 
 
 def with_text(content: Any, text: str) -> Any:
-    """Content with `text` in place of its texts. Parts of other kinds keep their places.
+    """The content of a message with `text` in place of its texts. Images and other items keep their places.
 
     `text` is the beginning of the content's texts, possibly followed by a mark. Later texts are left out.
     """

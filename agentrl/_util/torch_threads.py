@@ -9,7 +9,7 @@ import sys
 log = logging.getLogger("agentrl")
 
 _CHOICES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-"""Variables for the user's own choice. OpenMP reads them when torch is imported."""
+"""Environment variables with which users choose how threads wait. OpenMP reads the variables when torch is imported."""
 _warned: list[bool] = []
 
 
@@ -17,7 +17,7 @@ def wait_passively() -> None:
     """Let the threads of a later imported torch sleep while they wait, unless the environment has a setting.
 
     By default the threads spin. On shared cores, as in an engine beside an event loop, a spinning thread delays the
-    thread with the work: ten times the time and more. If torch is already imported, a warning gives the variables to
+    working thread by a factor of ten and more. If torch is already imported, a warning gives the variables to
     set.
     """
     if any(name in os.environ for name in _CHOICES):

@@ -17,18 +17,19 @@ _REMEDIES = {
     "<stream end>": "close each bracket and each quotation mark",
     "": "fix that line, or put its value in quotes",
 }
-"""Remedies, by a part of the parser's message."""
+"""Part of the parser's message -> the remedy."""
 _CHANGED = {
     "tag:yaml.org,2002:bool": (r"^(?:true|True|TRUE|false|False|FALSE)$", list("tTfF")),
     "tag:yaml.org,2002:int": (r"^[-+]?(?:0|[1-9][0-9]*)$", list("-+0123456789")),
     "tag:yaml.org,2002:float": (r"^[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$", list("-+.0123456789")),
     "tag:yaml.org,2002:timestamp": (r"^$", []),
 }
-"""Patterns of YAML 1.2 for values that are not text. Numbers of other bases are left out."""
+"""Type of a value that is not text -> the pattern in YAML 1.2, and the first characters that such values can have.
+Hexadecimal and octal numbers are left out."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a repeated key. YAML would silently take the last value."""
+    """A YAML loader that refuses a repeated key. The base class silently takes the last value."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -41,7 +42,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _NewLoader(_Loader):
-    """YAML 1.2, the format of present programs: `yes`, `on` and 22:10 are texts."""
+    """A loader for YAML 1.2, in which `yes`, `on` and 22:10 are texts."""
 
 
 _NewLoader.yaml_implicit_resolvers = {
