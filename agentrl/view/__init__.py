@@ -1,5 +1,5 @@
-"""See a run: every token, the author, whether the token is trained, and why not.
+"""Show a run: every token, its author, whether the token is trained, and why not.
 
-`readers` read any input into the episodes of `model`; `audit` looks for lost tokens; `sources` lists and indexes
-inputs; `server` shows episodes in a browser.
+`readers` turns any input into the records of `model`. `audit` looks for lost tokens. `sources` lists and indexes
+inputs. `server` shows episodes in a browser.
 """

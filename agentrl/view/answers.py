@@ -1,4 +1,4 @@
-"""The answers to the page's questions, as JSON. All code runs in a single thread, except `warm`."""
+"""The JSON responses to the web page's requests. All methods run in a single thread, except `warm`."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ from agentrl.view.texts import TokenTexts, load_texts
 
 _PAGE = 400
 _SECONDS = 1.0
-"""Seconds that a list reads on before it answers; the next request reads further."""
+"""Seconds that a request for a list may read files. The next request reads further."""
 _MOST = 50_000
-"""The most episodes of a file without an index that a list looks at."""
+"""The most episodes of a file without an index that a list searches."""
 _WORST_OF = 24
-"""The most episodes whose tokens are compared, the largest differences first."""
+"""The most episodes whose tokens are compared, beginning with the episode of the largest difference between engine and
+trainer."""
 _MEMBERS = 16
 _SEARCHES = 4
-"""The number of stored searches, with their matches."""
+"""The most searches that are stored with their matches."""
 
 Parameters = Mapping[str, str]
 
 
 class PageAnswers:
-    """Answers the page's questions from the sources. PageAnswers raise ConfigError."""
+    """Responds to the web page's requests from the sources. All methods raise ConfigError."""
 
     def __init__(self, sources: Sequence[Source], model: str | None) -> None:
         self.sources = sources
@@ -71,7 +72,8 @@ class PageAnswers:
             self._texts_of(source)
 
     def _texts_of(self, source: Source) -> TokenTexts | None:
-        """None if the model is not known, or has no tokenizer here: then the page shows ids."""
+        """The decoder of a source's tokens. None if the model is unknown, or its tokenizer is missing on this machine:
+        then the page shows token ids."""
         model = self._model or source.model
         with self._loading:
             if model not in self._texts:
@@ -84,7 +86,8 @@ class PageAnswers:
     # Questions
 
     def state(self, parameters: Parameters) -> JSON:
-        """All sources. `seen`: the state that the page has; then only whether the state changed."""
+        """The state of all sources, and a `mark` of this state. If the parameter `seen` equals the mark, only the
+        mark."""
         states = [source.state() for source in self.sources]
         mark = "/".join(f"{state.get('wrote', 0)}:{len(state['files'])}" for state in states)
         if parameters.get("seen") == mark:
@@ -92,7 +95,7 @@ class PageAnswers:
         return {"mark": mark, "now": time.time(), "sources": states}
 
     def listed(self, parameters: Parameters) -> JSON:
-        """The episodes of a query: of a file, or of all (`f` is missing), newest file first."""
+        """The episodes that match a query, in the file `f` or, without `f`, in all files, the newest file first."""
         source, query = self._source(parameters), Query.of(parameters)
         offset, limit = _whole(parameters, "offset", 0), min(_whole(parameters, "limit", _PAGE), 5_000)
         names = [parameters["f"]] if "f" in parameters else source.listing()[::-1]
@@ -128,7 +131,7 @@ class PageAnswers:
         return {"number": number, "file": parameters.get("f"), **episode_payload(record, self._texts_of(source))}
 
     def group(self, parameters: Parameters) -> JSON:
-        """The episodes of a group `g`, or with the numbers in `n`."""
+        """The episodes of the group `g`, or the episodes whose numbers are in `n`."""
         file, source = self._file(parameters), self._source(parameters)
         if "n" in parameters:
             numbers = [int(n) for n in parameters["n"].split(",") if n.isdecimal()]
@@ -159,7 +162,8 @@ class PageAnswers:
         return {"places": find_text(record, self._texts_of(self._source(parameters)), parameters.get("q", ""))}
 
     def search(self, parameters: Parameters) -> JSON:
-        """Episodes with a text, from the row `from` on. Each request continues after the last request."""
+        """Episodes that contain a text, from row `from` on. Each request continues where the previous request
+        stopped."""
         source, sought = self._source(parameters), parameters.get("q", "")
         if not sought:
             raise ConfigError("give the text: q")
@@ -196,7 +200,8 @@ class PageAnswers:
         }
 
     def _shared(self, runs: Sequence[Run]) -> JSON:
-        """The held-out tasks that several runs played last, with each run's reward and place."""
+        """The held-out tasks that every run played in its last evaluation, each with a list: for each run, the file,
+        the episode's number and the reward."""
         tasks: dict[str, list[JSON]] = {}
         for number_of_run, run in enumerate(runs):
             names = [name for name in run.listing() if name.startswith("eval_")]
@@ -207,7 +212,7 @@ class PageAnswers:
         return [[task, *places] for task, places in tasks.items() if all(places)][:_PAGE]
 
     def image(self, parameters: Parameters) -> tuple[bytes, str]:
-        """The file and the media type of an episode's image, by the digest `d`."""
+        """The bytes and the media type of an episode's image. `d` is the image's digest."""
         record = self._read(self._file(parameters), _whole(parameters, "n", 0))
         for placed_image in (placed_image for sequence in record.sequences for placed_image in sequence.images):
             if placed_image.image.digest == parameters.get("d"):
@@ -215,7 +220,7 @@ class PageAnswers:
         raise ConfigError("the episode has no such image")
 
     def export(self, parameters: Parameters, static: Mapping[str, tuple[bytes, str]]) -> tuple[str, str]:
-        """The file's name and the page of an episode."""
+        """The name of an HTML file for an episode, and its content."""
         record = self._read(self._file(parameters), _whole(parameters, "n", 0))
         pictures = {
             placed_image.image.digest: placed_image.image.uri
@@ -255,7 +260,7 @@ _ENDS = ("reward_mean", "response_length_mean", "turns_mean", "zero_advantage_gr
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Switch the garbage collector off while a long list grows: the collector would walk all outlines repeatedly."""
+    """Switch the garbage collector off while a long list grows: the collector would walk all its rows repeatedly."""
     before = gc.isenabled()
     gc.disable()
     try:

@@ -1,6 +1,6 @@
-"""Are sampled tokens lost on their way into training? A count of every token, for the records of any framework.
+"""Count sampled tokens that are lost on their way into training, in the records of any framework.
 
-Facts that a record leaves out are "not told", and never count as fine.
+A fact that a record leaves out is reported as "not told", never as correct.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LEVELS = {"lost": Level.ERROR, "not told": Level.UNCHECKED, "note": Level.NOTE}
 
 @dataclass(slots=True)
 class TokenAccount:
-    """The account of a file."""
+    """How many tokens of a file were sampled, trained and masked, and the problems of the file."""
 
     name: str
     formats: list[str] = field(default_factory=list)
@@ -34,13 +34,13 @@ class TokenAccount:
     trained: int = 0
     masked: dict[str, int] = field(default_factory=dict)
     untold: int = 0
-    """Sampled tokens, if the file does not say whether they are trained."""
+    """The number of sampled tokens for which the file does not tell whether they are trained."""
     conversations: int = 0
-    """Linear conversations, which could be a single sample each."""
+    """The number of conversations that only grow, so that each could be a single sample."""
     split: int = 0
-    """Linear conversations with more than one sample."""
+    """The number of these conversations that are more than one sample."""
     findings: list[Finding] = field(default_factory=list)
-    """Problems of the same kind are a single finding, with the place of the first problem."""
+    """A finding for each kind of problem, with the place of its first occurrence."""
 
     def __str__(self) -> str:
         reasons = ", ".join(f"{tokens} {reason}" for reason, tokens in sorted(self.masked.items()))
@@ -78,7 +78,10 @@ class _Problems:
 
 
 def audit(name: str, episodes: Iterable[tuple[str, EpisodeRecord]], decode: Decode | None = None) -> TokenAccount:
-    """Audit the episodes of a file, each with its place. `decode` tells re-encoded text from other text."""
+    """Audit the episodes of a file. `episodes` has pairs of place and episode.
+
+    `decode` turns token ids into text: equal text in different tokens was encoded again.
+    """
     report, problems = TokenAccount(name), _Problems()
     siblings: dict[str, list[tuple[str, EpisodeRecord]]] = {}
     for where, episode in episodes:
@@ -151,7 +154,7 @@ def _untold(sequence: TokenSequence) -> Iterator[TokenProblem]:
 
 
 def _missing(episode: EpisodeRecord) -> Iterator[TokenProblem]:
-    """Tokens that the engine returned, by the record's count, and no sequence holds."""
+    """Turns of which the engine returned more tokens, by the record's count, than the sequences hold."""
     if episode.format != "agentrl":
         return
     recorded: dict[int, int] = {}
@@ -166,7 +169,7 @@ def _missing(episode: EpisodeRecord) -> Iterator[TokenProblem]:
 
 
 def _break(before: TokenSequence, after: TokenSequence, decode: Decode | None) -> Iterator[TokenProblem]:
-    """Why a conversation did not stay a single sequence."""
+    """Why a conversation became a second sequence."""
     shared = common(before.ids, after.ids)
     lost = sum(max(0, run.stop - max(run.start, shared)) for run in before.runs if run.author == "model")
     if not lost:
@@ -181,7 +184,8 @@ def _break(before: TokenSequence, after: TokenSequence, decode: Decode | None) -
 
 
 def _of_siblings(samples: Sequence[EpisodeRecord], decode: Decode | None) -> Iterator[TokenProblem]:
-    """Samples of a rollout: none may be missing, no token may be trained twice or come back re-encoded."""
+    """Problems of the samples of a rollout: a missing sample, tokens that are trained twice, text that was encoded
+    again."""
     about = [(episode.facts.get("metadata") or {}).get("agentrl") or {} for episode in samples]
     expected = max((metadata.get("segments", 0) for metadata in about), default=0)
     if expected > len(samples):
@@ -197,7 +201,7 @@ def _of_siblings(samples: Sequence[EpisodeRecord], decode: Decode | None) -> Ite
 
 
 def _same_text(before: EpisodeRecord, after: EpisodeRecord) -> list[TokenProblem]:
-    """slime keeps the text of a sample: the same text in other tokens was encoded again."""
+    """Text that was encoded again, by the texts that slime stores of samples: the same text in other tokens."""
     text, longer = before.facts.get("text"), after.facts.get("text")
     if not text or not longer or not longer.startswith(text):
         return []

@@ -1,4 +1,4 @@
-"""Differences of runs: figures, held-out rewards with intervals, and configuration keys."""
+"""Differences between runs: metrics, held-out rewards with intervals, and configuration keys."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from agentrl.view.files import outlines
 from agentrl.view.sources import Run
 
 ENDS = 5
-"""Number of steps at each end of a run that are averaged as the run's first and last figures."""
+"""Number of steps at each end of a run over which a metric is averaged."""
 _ALWAYS = ("out",)
 
 
 def held_out(run: Run) -> dict[str, Score]:
-    """The held-out reward of each evaluation, from the episodes."""
+    """The held-out reward of each evaluation, computed from the episodes."""
     scores: dict[str, Score] = {}
     for name in run.listing():
         if not name.startswith("eval_"):

@@ -11,14 +11,15 @@ from collections.abc import Mapping
 from agentrl.types import JSON
 
 CSP = "default-src 'none'; sandbox"
-"""The policy of the response that carries the file: a browser runs no part of an attachment."""
+"""The Content-Security-Policy of the response with the exported file: the browser must not run any part of it."""
 _IMPORT = re.compile(r"^import (\{[^}]*\}|\* as \w+) from \"\./([\w.]+)\";\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function\*?|const|class|let) )", re.MULTILINE)
 ENTRY = "exported.js"
 
 
 def export_page(data: JSON, static: Mapping[str, tuple[bytes, str]]) -> str:
-    """The page. The policy inside allows only this script and this style, by hashes, and the images inside."""
+    """The HTML file. Its Content-Security-Policy allows only its own script and style, by hashes, and its own
+    images."""
     script = bundle(ENTRY, static)
     style = static["style.css"][0].decode()
     allowed = f"script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:"

@@ -25,18 +25,18 @@ from agentrl.view.readers import dumps, is_event, read_log, read_record
 
 _BLOCK = 1 << 20
 _LINES = 1_000
-"""Lines of an index that are parsed at once."""
+"""The number of lines of an index that are parsed at once."""
 _KEPT = 4
-"""Episodes in memory."""
+"""The most episodes that stay in memory."""
 REMEDY = "give a run's folder, or a file of trajectories, chat, traces, ATIF or slime's dumps"
 
 
 class NotKeptError(ConfigError):
-    """The file has the outline of this episode, but not the tokens."""
+    """The run stored only the summary (`Outline`) of this episode, not the tokens."""
 
 
 class EpisodeFile(Protocol):
-    """Episodes by number. All methods raise ConfigError."""
+    """A file whose episodes are read by number, from 0. All methods raise ConfigError."""
 
     path: Path
 
@@ -49,7 +49,7 @@ class EpisodeFile(Protocol):
 
 
 class Lines:
-    """The lines of a file: where each begins. A byte order mark and empty lines are left out."""
+    """The offsets of the lines of a file. A byte order mark and empty lines are left out."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -92,7 +92,7 @@ class Lines:
             self.stops.append(stop)
 
     def _whole(self, start: int, stop: int) -> bool:
-        """Whether a last line without a line break is a complete value: a file need not end with a line break."""
+        """Whether a last line without a line break is complete JSON: a file need not end with a line break."""
         if stop - start > 1 << 26:
             return False
         try:
@@ -107,7 +107,7 @@ class Lines:
             return file.read(stop - start).removeprefix(b"\xef\xbb\xbf")
 
     def value(self, number: int) -> JSON:
-        """A parsed line. Raises ConfigError."""
+        """The JSON value of a line. Raises ConfigError."""
         try:
             return from_json(self.read(self.starts[number], self.stops[number]))
         except ValueError as exc:
@@ -115,7 +115,7 @@ class Lines:
 
 
 class JsonLines:
-    """Episodes one a line, in any format."""
+    """A file with an episode on each line, in any format."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -143,7 +143,7 @@ class JsonLines:
         return self._outlines[number]
 
     def known(self, number: int) -> bool:
-        """Whether the outline is in memory."""
+        """Whether the episode's summary is in memory."""
         return number in self._outlines
 
     def episode(self, number: int) -> EpisodeRecord:
@@ -156,8 +156,8 @@ class JsonLines:
 
 
 class Indexed:
-    """Episodes of a run's file, with the trainer's index, which also has episodes without tokens. Their outlines have
-    `unkept`."""
+    """A run's file of episodes, with the trainer's index of summaries. If a run did not store an episode's tokens, its
+    summary has the key `unkept`."""
 
     def __init__(self, path: Path, index: Path) -> None:
         self.path = path
@@ -171,7 +171,7 @@ class Indexed:
         return _marked(self.index.value(number))
 
     def outlines(self) -> Iterator[Mapping[str, JSON]]:
-        """All outlines, in a single pass."""
+        """The summaries of all episodes, read in a single pass."""
         with self.index.path.open("rb") as file:
             for _ in range(0, len(self.index.starts), _LINES):
                 lines = [line for line in islice(file, _LINES) if line.endswith(b"}\n")]
@@ -223,7 +223,7 @@ class Dump:
 
 
 class JsonDocument:
-    """An episode in a whole file, as Harbor writes trajectory.json; or a list of episodes."""
+    """A file that is a single JSON value: an episode, as Harbor writes trajectory.json, or a list of episodes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -251,7 +251,7 @@ class JsonDocument:
 
 
 class Recent:
-    """The latest episodes."""
+    """A cache of the episodes that were read last."""
 
     def __init__(self) -> None:
         self._records: OrderedDict[int, EpisodeRecord] = OrderedDict()
@@ -269,7 +269,7 @@ class Recent:
 
 
 def open_file(path: Path, index: Path | None = None) -> EpisodeFile:
-    """The reader for a file. Only the first bytes are read yet. Raises ConfigError."""
+    """The EpisodeFile for a path, by the content of the first bytes. Raises ConfigError."""
     if index is not None and index.is_file():
         return Indexed(path, index)
     check_file(path, REMEDY)
@@ -284,8 +284,8 @@ def open_file(path: Path, index: Path | None = None) -> EpisodeFile:
 
 
 def outlines(file: EpisodeFile, *, seconds: float | None = None) -> Iterator[tuple[int, Mapping[str, JSON]]]:
-    """(number, outline) of the episodes. With `seconds`, the iteration ends after that time, at the next unread
-    episode."""
+    """The number and summary of each episode. With `seconds`, the iteration ends after that time, at the next episode
+    whose summary is not in memory."""
     episodes = file.refresh()
     if isinstance(file, Indexed):
         yield from enumerate(file.outlines())

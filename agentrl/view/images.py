@@ -1,6 +1,6 @@
-"""The images of an episode: the places among the tokens, and the files.
+"""The images of an episode: their places among the tokens, and their bytes.
 
-A file of trajectories is foreign: only the bytes of a PNG or JPEG file are sent as an image, so no image can hold a
+A file of trajectories is not trusted: only the bytes of a PNG or JPEG file are sent as an image, so no image can hold a
 script.
 """
 
@@ -16,7 +16,7 @@ _PIXELS = 100_000_000
 
 
 def images_of(messages: Sequence[Mapping[str, JSON]]) -> dict[str, Image]:
-    """Digest -> image of the messages. Items that are no image are skipped."""
+    """Digest -> image, for the images in the messages. Items that are no image are skipped."""
     return {image.digest: image for message in messages for image in _readable(message)}
 
 
@@ -29,7 +29,8 @@ def _readable(message: Mapping[str, JSON]) -> Iterator[Image]:
 
 
 def placed(media: Sequence[JSON], images: Mapping[str, Image], length: int) -> list[RenderedImage]:
-    """The images among `length` tokens, in order. Impossible places, and images without a message, are left out."""
+    """The images among `length` tokens, in order. Images at impossible places, and images that are in no message, are
+    left out."""
     places = list[RenderedImage]()
     for start, stop, digest in media:
         last = places[-1].stop if places else 0
@@ -39,7 +40,7 @@ def placed(media: Sequence[JSON], images: Mapping[str, Image], length: int) -> l
 
 
 def labelled(pieces: Sequence[str], images: Sequence[RenderedImage]) -> list[str]:
-    """The texts of tokens, with a label in place of the text of each image's pads."""
+    """The texts of tokens, with a label in place of the padding tokens of each image."""
     labels = list(pieces)
     for image in images:
         labels[image.start : image.stop] = [image.label, *[""] * (image.stop - image.start - 1)]

@@ -1,6 +1,6 @@
-"""The target of every reader: an episode, the token sequences, and the author of each token.
+"""The result of every reader: an episode, its token sequences, and the author of each token.
 
-Facts that a format leaves out are None: "not told" is never shown as "fine".
+A fact that a format leaves out is None, and is shown as "not told".
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from agentrl.trajectory.outline import Outline
 from agentrl.types import JSON, RenderedImage
 
 Author: TypeAlias = Literal["model", "env", "template", "prompt", "unknown"]
-"""`prompt` is everything before the first sampled token; `unknown` is not sampled, by the environment or the template.
-"""
+"""The author of tokens. `model`: sampled. `env`: written by the environment. `template`: written by the chat template.
+`prompt`: before the first sampled token. `unknown`: written by the environment or the template."""
 
 NOT_TOLD = "not told"
 """The reason of sampled tokens that are not trained, in a format without reasons."""
@@ -24,18 +24,18 @@ NOT_TOLD = "not told"
 
 @dataclass(frozen=True, slots=True)
 class TokenRun:
-    """`ids[start:stop]` of a sequence: neighbours with the same author and the same fate."""
+    """Neighbouring tokens `ids[start:stop]` of a sequence, with the same author, and trained or masked alike."""
 
     start: int
     stop: int
     author: Author
     turn: int = -1
     trained: bool | None = False
-    """None: the format does not tell."""
+    """Whether the tokens are trained. None if the format does not tell."""
     reason: str | None = None
     """Why sampled tokens are not trained."""
     version: str | None = None
-    """The weights that sampled the tokens."""
+    """The version of the weights that sampled the tokens."""
 
     @property
     def length(self) -> int:
@@ -53,12 +53,13 @@ class Text:
 
 
 Severity: TypeAlias = Literal["lost", "not told", "note"]
-"""`lost`: tokens are certainly lost or wrong. `note`: worth knowing, and in order."""
+"""How bad a problem is. `lost`: tokens are certainly lost or wrong. `not told`: the format does not tell whether tokens
+are lost. `note`: nothing is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenProblem:
-    """A problem that an audit reports."""
+    """A problem of an episode, for the audit."""
 
     kind: str
     detail: str
@@ -68,22 +69,22 @@ class TokenProblem:
 
 @dataclass(slots=True)
 class TokenSequence:
-    """A sequence that is trained as a unit. The runs partition the sequence. Columns have a value for each token, NaN
-    for none."""
+    """A token sequence that is trained as a unit. `runs` divides the sequence without gaps. A column such as `engine`
+    has a value for each token; NaN means no value."""
 
     ids: array[int] = field(default_factory=lambda: array("i"))
     runs: list[TokenRun] = field(default_factory=list)
     prompt_length: int = 0
     engine: array[float] | None = None
-    """Log-probs when the tokens were sampled."""
+    """Column of log-probs from the engine, when the tokens were sampled."""
     trainer: array[float] | None = None
-    """Log-probs under the trainer's weights, before the update."""
+    """Column of log-probs from the trainer, before the update of the weights."""
     advantages: array[float] | None = None
     name: str = ""
     images: list[RenderedImage] = field(default_factory=list)
     """The images among the tokens, in order."""
     problems: list[TokenProblem] = field(default_factory=list)
-    """The problems that the reader saw."""
+    """The problems that the reader noticed."""
 
     def counted(self, author: Author) -> int:
         return sum(run.length for run in self.runs if run.author == author)
@@ -98,7 +99,7 @@ class TokenSequence:
 
     @property
     def untold(self) -> int:
-        """Sampled tokens, if the format does not say whether they are trained."""
+        """The number of sampled tokens for which the format does not tell whether they are trained."""
         return sum(run.length for run in self.runs if run.author == "model" and run.trained is None)
 
     @property
@@ -121,7 +122,7 @@ class TokenSequence:
 
 @dataclass(slots=True)
 class TurnFacts:
-    """The facts about a turn besides the tokens."""
+    """Data on a turn of the model, other than the tokens."""
 
     finish: str | None = None
     calls: Sequence[str] = ()
@@ -134,7 +135,7 @@ class TurnFacts:
 
 @dataclass(slots=True)
 class EpisodeRecord:
-    """An episode, whatever program recorded it."""
+    """An episode, recorded by any program."""
 
     outline: Outline
     format: str
@@ -150,11 +151,11 @@ class EpisodeRecord:
     """Whether the episode is a conversation that only grows, so that it should be a single sequence. None: not told."""
     problems: list[TokenProblem] = field(default_factory=list)
     linked: str | None = None
-    """The whole to which several episodes belong: slime writes a sample for each segment."""
+    """The name of the rollout to which several records belong: slime writes a sample for each segment."""
 
 
 def count(outline: Outline, sequences: Sequence[TokenSequence]) -> Outline:
-    """The outline with the ledger of the sequences."""
+    """The summary `outline`, with the counts of sampled, trained and masked tokens of the sequences."""
     masked: dict[str, int] = {}
     for sequence in sequences:
         for reason, tokens in sequence.masked.items():
@@ -171,12 +172,12 @@ def count(outline: Outline, sequences: Sequence[TokenSequence]) -> Outline:
 
 
 def column(length: int) -> array[float]:
-    """A column without values."""
+    """A column of NaN for `length` tokens."""
     return array("f", [math.nan]) * length
 
 
 def of_response(sequence: TokenSequence, name: str, values: Sequence[JSON]) -> Sequence[JSON]:
-    """Values, one for each response token. Empty, with a problem of the sequence, if the number of values differs."""
+    """`values`, if there is a value for each response token. Else an empty result, and a problem of the sequence."""
     length = len(sequence.ids) - sequence.prompt_length
     if len(values) == length:
         return values
@@ -210,7 +211,8 @@ def contradictions(sequence: TokenSequence, loss_mask: Sequence[int]) -> Iterato
 
 
 def fill(target: array[float], runs: Iterable[TokenRun], values: Sequence[float]) -> bool:
-    """Spread the values of sampled tokens, in order, over their places. Return False if their numbers differ."""
+    """Write the values of sampled tokens into the column `target`, at the places of `runs`. Returns False if the
+    numbers of values and tokens differ."""
     sampled = [run for run in runs if run.author == "model"]
     if sum(run.length for run in sampled) != len(values):
         return False
@@ -222,7 +224,7 @@ def fill(target: array[float], runs: Iterable[TokenRun], values: Sequence[float]
 
 
 def merged(runs: Iterable[TokenRun]) -> list[TokenRun]:
-    """The runs with equal neighbours joined, without empty runs."""
+    """The runs, with equal neighbours joined and empty runs left out."""
     joined: list[TokenRun] = []
     for run in runs:
         if run.start == run.stop:

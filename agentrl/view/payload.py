@@ -1,4 +1,4 @@
-"""Episodes as the page reads them: columns and runs, never an object for each token."""
+"""Episodes as JSON for the web page: columns of values and runs of tokens, never an object for each token."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from agentrl.view.reasons import NOT_SAMPLED, REASONS
 from agentrl.view.texts import TokenTexts, numbered
 
 _TURN = 4_000
-"""Characters of a turn beside other turns."""
+"""The most characters of a turn when episodes are shown side by side."""
 _FOUND = 1_000
-"""Places of a searched text."""
+"""The most places of a searched text that are returned."""
 
 
 def episode_payload(episode: EpisodeRecord, texts: TokenTexts | None) -> dict[str, JSON]:
-    """Everything about an episode. Arrays are base64, little-endian."""
+    """All data on an episode. Arrays are little-endian and encoded in base64."""
     used = {reason for sequence in episode.sequences for reason in sequence.masked}
     return {
         "format": episode.format,
@@ -79,7 +79,7 @@ def _packed(column: array[int] | array[float] | None) -> str | None:
 
 
 def _session(session: Mapping[str, JSON] | None) -> JSON:
-    """The tree, without the requests' bodies."""
+    """An agent's session, without the bodies of the requests."""
     if session is None:
         return None
     refused = [line for line in session.get("requests", ()) if line.get("event") == "refused"]
@@ -87,7 +87,7 @@ def _session(session: Mapping[str, JSON] | None) -> JSON:
 
 
 def group_payload(episodes: Sequence[tuple[int, EpisodeRecord]], texts: TokenTexts | None) -> dict[str, JSON]:
-    """Episodes side by side by turn, and the first turn at which they differ."""
+    """The turns of several episodes side by side, and the first turn at which the episodes differ."""
     columns = [_turns(episode, texts) for _, episode in episodes]
     replies = [[turn["said"] for turn in column] for column in columns]
     parted = next((i for i, turns in enumerate(zip_longest(*replies)) if len(set(turns)) > 1), None)
@@ -127,7 +127,7 @@ def _pieces(episode: EpisodeRecord, texts: TokenTexts | None) -> Iterator[tuple[
 def worst_tokens(
     episodes: Sequence[tuple[int, EpisodeRecord]], texts: TokenTexts | None, count: int = 50
 ) -> list[dict[str, JSON]]:
-    """The tokens at which engine and trainer differ most."""
+    """The `count` tokens at which the log-probs of engine and trainer differ most."""
     tokens = [
         (abs(engine - trainer), number, index, token, engine, trainer, run)
         for number, episode in episodes
@@ -171,7 +171,7 @@ def _around(sequence: TokenSequence, token: int, run: TokenRun, texts: TokenText
 
 
 def find_text(episode: EpisodeRecord, texts: TokenTexts | None, sought: str) -> list[list[int]]:
-    """The place of a text: sequence, first token and end. Case makes no difference."""
+    """The places of a text: index of the sequence, first token, and the token after the last. Case is ignored."""
     places, sought = list[list[int]](), sought.casefold()
     for number, sequence in enumerate(episode.sequences if sought else ()):
         ids = sequence.ids.tolist()

@@ -1,4 +1,4 @@
-"""The choice and the order of a list's episodes, for `agentrl show --list` and for the page."""
+"""Filter and sort lists of episodes, for `agentrl show --list` and for the web page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentrl.trajectory.outline import Outline
 from agentrl.types import JSON
 
 Listed: TypeAlias = tuple[str, int, Mapping[str, JSON]]
-"""The name of the file, the episode's number in the file, and the outline."""
+"""An episode in a list: the file's name, the episode's number in the file, and the episode's summary (`Outline`)."""
 
 _COMPARED: Mapping[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
@@ -41,24 +41,24 @@ SORTED_BY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """All fields must hold. An empty value is no condition."""
+    """Conditions for episodes, and an order. An episode must meet all conditions. An empty field is no condition."""
 
     stop: str = ""
     reason: str = ""
-    """A reason of masked tokens; `any` for every masked token."""
+    """The episode has tokens that are masked for this reason; `any`: for any reason."""
     reward: str = ""
-    """A number after <, <=, > or >=; or `none`."""
+    """A number, possibly after <, <=, > or >=, such as `>=0.5`; `none` for episodes without a reward."""
     tool: str = ""
-    """A tool that was called, or that failed: as `tool:Type`."""
+    """The name of a tool that the episode called, or `tool:Type` for a tool that failed with this type of error."""
     text: str = ""
     """Part of the task's name, the episode's name or the answer."""
     group: str = ""
     sort: str = ""
-    """A figure to sort by; with a minus before the figure, the largest first."""
+    """A number of an episode to sort by, such as `tokens`. With a minus, as in `-tokens`, the largest is first."""
 
     @classmethod
     def of(cls, parameters: Mapping[str, str]) -> Self:
-        """From the parameters of a request; other parameters are left out. Raises ConfigError."""
+        """A query from the parameters of a request; other parameters are ignored. Raises ConfigError."""
         query = cls(
             **{
                 condition.name: parameters[condition.name]
@@ -70,7 +70,7 @@ class Query:
         return query
 
     def check(self) -> None:
-        """Raises ConfigError."""
+        """Raises ConfigError for an impossible `reward` or `sort`."""
         if self.reward not in ("", "none") and not _REWARD.fullmatch(self.reward):
             raise ConfigError(f"reward {self.reward!r}: give a number such as 0.5, a bound such as '<0.5', or none")
         if (name := self.sort.removeprefix("-")) and name not in SORTED_BY:
@@ -84,12 +84,12 @@ class Query:
         return self.matching()(outline)
 
     def matching(self) -> Callable[[Mapping[str, JSON]], bool]:
-        """`matches`, for many outlines: only the fields of the query are read."""
+        """A function that does the same as `matches`, but faster for many episodes: only the set fields are read."""
         conditions = [holds for name, holds in _CONDITIONS if getattr(self, name)]
         return lambda outline: all(holds(self, outline) for holds in conditions)
 
     def ordered(self, episodes: Iterable[Listed]) -> list[Listed]:
-        """Episodes without the figure come last."""
+        """The episodes sorted by `sort`. Episodes without this number come last."""
         listed = list(episodes)
         if not self.sort:
             return listed
@@ -103,7 +103,7 @@ _REWARD = re.compile(r"(<=|>=|<|>|=|)\s*(-?\d+(?:\.\d+)?)")
 
 
 def figure(outline: Mapping[str, JSON], name: str) -> float | None:
-    """A figure for sorting lists."""
+    """A number of an episode by which a list can be sorted; None if the episode has none."""
     if name == "seconds":
         return float(outline.get("generate_s", 0.0) + outline.get("env_s", 0.0))
     if name == "errors":
@@ -133,7 +133,7 @@ def _rewarded(reward: float | None, condition: str) -> bool:
 
 @cache
 def _bound(condition: str) -> tuple[Callable[[float, float], bool], float] | None:
-    """A comparison and a number; None for `none`."""
+    """The comparison and the number of a condition such as `>=0.5`; None for `none`."""
     match = _REWARD.fullmatch(condition)
     return None if match is None else (_COMPARED[match[1]], float(match[2]))
 

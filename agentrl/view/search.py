@@ -1,5 +1,4 @@
-"""Search through the text of all episodes, piece by piece: no request reads for long, and no work runs between
-requests."""
+"""Search the text of all episodes. Each request searches for a short time, and the next request continues."""
 
 from __future__ import annotations
 
@@ -16,11 +15,11 @@ from agentrl.view.sources import Source
 from agentrl.view.texts import TokenTexts
 
 SECONDS = 0.25
-"""Seconds that a request reads; at least a single episode."""
+"""Seconds after which a request stops reading. A request reads at least an episode."""
 MOST = 500
-"""The number of matching episodes that ends the search."""
+"""The search ends at this number of matching episodes."""
 _AROUND = 60
-"""Characters shown before and after the text."""
+"""The most characters shown before the match, and after the match."""
 
 
 @dataclass(slots=True)
@@ -29,20 +28,20 @@ class TextSearch:
 
     sought: str
     only: str | None = None
-    """The name of a file; None for all."""
+    """The name of the only file to search; None for all files."""
     rows: list[JSON] = field(default_factory=list)
-    """File, number, outline, the text before the match, the match, the text after the match, and the number of
-    matches."""
+    """Matching episodes: file, number, summary, the text before the first match, the match, the text after the match,
+    and the number of matches."""
     read: int = 0
     total: int = 0
     unkept: int = 0
-    """Episodes without tokens, which cannot be searched."""
+    """The number of episodes without stored tokens, which cannot be searched."""
     failed: str = ""
-    """The first unreadable file, and why."""
+    """The name of the first unreadable file, and the error; empty if all files are readable."""
     _next: dict[str, int] = field(default_factory=dict)
 
     def advance(self, source: Source, texts: TokenTexts | None, seconds: float = SECONDS) -> None:
-        """Read on for some time."""
+        """Search further episodes for `seconds`."""
         end = time.monotonic() + seconds
         unread = list(self._unread(source))
         for name, file, total in unread:
@@ -56,7 +55,7 @@ class TextSearch:
                     return
 
     def answer(self, begin: int) -> JSON:
-        """The rows from `begin` on, and the progress."""
+        """The matching episodes from row `begin` on, and the progress of the search."""
         return {
             "rows": self.rows[begin:],
             "read": self.read,
@@ -102,7 +101,7 @@ def text_of(episode: EpisodeRecord, texts: TokenTexts | None) -> str:
 
 
 def _found(text: str, sought: str) -> list[JSON] | None:
-    """The first place of a text, with the surrounding text, and the number of places. Case makes no difference."""
+    """The first match of `sought` with the text around it, and the number of matches. Case is ignored."""
     folded, folded_sought = text.casefold(), sought.casefold()
     start = folded.find(folded_sought)
     if start < 0:

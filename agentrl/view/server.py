@@ -1,6 +1,6 @@
-"""The server of the page: read-only, on this machine only, for holders of the printed link.
+"""The server of the web page: read-only, on this machine only, for holders of the printed link.
 
-Text of models and tools is hostile: no response holds such text as HTML, and the page may load nothing from elsewhere.
+Text of models and tools is not trusted: no response has such text as HTML, and the page loads nothing from other hosts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 class ViewServer:
-    """A server over its sources. `start` binds, `close` ends."""
+    """An HTTP server that shows sources. `start` opens the port, `close` ends the server."""
 
     def __init__(self, sources: Sequence[Source], *, model: str | None = None, host: str = "127.0.0.1") -> None:
         self.host, self.port = host, 0
@@ -59,7 +59,7 @@ class ViewServer:
         return f"http://{host}:{self.port}/?token={self.token}"
 
     async def start(self, port: int = 0) -> None:
-        """Listen. Raises ConfigError if the port is taken."""
+        """Open the port. Raises ConfigError if the port is taken."""
         app = web.Application(middlewares=[self._guard])
         app.router.add_get("/", self._index)
         app.router.add_get("/static/{name}", self._file)
@@ -89,7 +89,8 @@ class ViewServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse a different Host (a page that rebinds its name to this machine) and requests without a cookie."""
+        """Refuse requests without the cookie, and requests with a foreign Host header, as another site may bind its
+        name to this machine."""
         response: web.StreamResponse | None = self._refusal(request)
         if response is None:
             try:
@@ -152,7 +153,7 @@ class ViewServer:
         return web.Response(text=page, content_type="text/html", headers=headers)
 
     async def _image(self, request: web.Request) -> web.Response:
-        """A PNG or JPEG file, with that type. A browser cannot run any part."""
+        """The response with a PNG or JPEG file under its own media type, so that a browser runs no part of it."""
         query = dict(request.query)
         try:
             data, kind = await self._work(lambda: self._answers.image(query))
@@ -161,7 +162,7 @@ class ViewServer:
         return web.Response(body=data, content_type=kind, headers={"Content-Security-Policy": EXPORT_CSP})
 
     async def _work(self, call: Callable[[], T]) -> T:
-        """Run in the single worker thread: readers and tokenizers are not made for several threads."""
+        """Run `call` in the single worker thread, as readers and tokenizers are not safe for several threads."""
         return await asyncio.get_running_loop().run_in_executor(self._worker, call)
 
 
@@ -180,7 +181,7 @@ _KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 
 
 def _static() -> dict[str, tuple[bytes, str]]:
-    """The page's files by name, with their types; the wheel contains them."""
+    """Name of a file of the web page -> its bytes and media type."""
     files_by_name: dict[str, tuple[bytes, str]] = {}
     for file in files("agentrl.view").joinpath("static").iterdir():
         if (kind := _KINDS.get(Path(file.name).suffix)) is not None:

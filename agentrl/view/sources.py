@@ -1,4 +1,4 @@
-"""Inputs: a run's folder, a folder of files, or a single file. A file is opened by the name in a listing."""
+"""Inputs of the viewer: a run's folder, a folder of files, or a single file. Each lists the names of its files."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from agentrl.types import JSON
 from agentrl.view.files import REMEDY, EpisodeFile, Lines, open_file
 
 _LIVE_S = 120.0
-"""Seconds since the last written file during which a run without a summary counts as running."""
+"""A run without a summary counts as running if it wrote a file within this many seconds."""
 _SUFFIXES = (".jsonl", ".pt", ".json")
 INDEX = "index"
-"""The folder of a run with an outline of each episode; a file for each file of `trajectories`."""
+"""The name of a folder in a run. For each file of `trajectories`, it has a file with a summary of each episode."""
 
 
 class Source:
-    """A file, or a folder of files that are listed."""
+    """A file, or a folder with files, of episodes."""
 
     kind = "file"
 
@@ -51,17 +51,17 @@ class Source:
         return open_file(self.path)
 
     def state(self) -> dict[str, JSON]:
-        """Everything about the source besides the episodes."""
+        """The data on the source, without its episodes, as JSON."""
         return {"kind": self.kind, "name": self.name, "files": self.listing(), "live": False}
 
     @property
     def model(self) -> str | None:
-        """The model whose tokenizer reads the tokens, if known."""
+        """The model whose tokenizer decodes the tokens; None if unknown."""
         return None
 
 
 class Folder(Source):
-    """Dumps of slime, results of verifiers, or trajectories: every readable file in a folder."""
+    """A folder of which every readable file is listed: dumps of slime, results of verifiers, or trajectories."""
 
     kind = "folder"
 
@@ -76,7 +76,7 @@ class Folder(Source):
 
 
 class Run(Source):
-    """The folder of a run. On opening, only the small files are read."""
+    """The folder of a run. The constructor reads only the small files."""
 
     kind = "run"
 

@@ -1,4 +1,4 @@
-"""The text of each token, and the columns for the page."""
+"""The text of each token, for the web page."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ Decode: TypeAlias = Callable[[Sequence[int]], str]
 
 _BROKEN = "\ufffd"
 _LONGEST = 8
-"""The most tokens of a character."""
+"""The most tokens that a single character may take."""
 
 
 class TokenTexts:
-    """Decodes tokens one by one, so that the joined pieces are the whole text."""
+    """Decodes tokens into a text for each token. These texts, joined, are the whole text."""
 
     def __init__(self, decode: Decode) -> None:
         self.decode = decode
@@ -23,8 +23,8 @@ class TokenTexts:
         self._characters: dict[tuple[int, ...], str] = {}
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """A text for each token. If a character takes several tokens, the first token has the character, the rest
-        ""."""
+        """A text for each token. If a character takes several tokens, the first token has the character, and the others
+        have ""."""
         texts = self._joined(ids, self._table, self._alone)
         if "".join(texts) == self.decode(list(ids)):
             return texts
@@ -51,7 +51,8 @@ class TokenTexts:
         return texts
 
     def _join(self, ids: Sequence[int], texts: list[str], index: int, decode: Callable[[Sequence[int]], str]) -> int:
-        """Join the tokens of a character from `at` on; return the beginning of the next character."""
+        """Join the tokens of the character that begins at `index`. Returns the index of the next character's first
+        token."""
         for stop in range(index + 2, min(index + _LONGEST, len(ids)) + 1):
             if (text := self._characters.get(several := tuple(ids[index:stop]))) is None:
                 text = self._characters[several] = decode(several)
@@ -62,7 +63,7 @@ class TokenTexts:
 
 
 def load_texts(model: str) -> TokenTexts:
-    """The texts of a model's tokens. Raises ConfigError for a model without a tokenizer."""
+    """The decoder of a model's tokens. Raises ConfigError for a model without a tokenizer."""
     file = Path(model) / "tokenizer.json"
     if file.is_file():
         from tokenizers import Tokenizer
@@ -79,5 +80,5 @@ def load_texts(model: str) -> TokenTexts:
 
 
 def numbered(ids: Sequence[int]) -> list[str]:
-    """Token ids as text, if there is no tokenizer."""
+    """Token ids as texts, for a model whose tokenizer is missing."""
     return [f"\u27e8{token}\u27e9" for token in ids]

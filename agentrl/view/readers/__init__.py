@@ -13,7 +13,7 @@ _KNOWN = "agentrl's trajectories, slime's dumps, traces of verifiers, ATIF, chat
 
 
 def read_record(data: JSON, where: str) -> EpisodeRecord:
-    """The episode in a JSON value. Raises ConfigError (`where: what and remedy`)."""
+    """The episode in a JSON value. Raises ConfigError (`where: problem; remedy`)."""
     reader = next((read for fits, read in _READERS if fits(data)), None)
     if reader is None:
         raise ConfigError(f"{where}: in no known format ({_KNOWN})")

@@ -1,4 +1,4 @@
-"""Reads formats of messages: rows of chat, and trajectories in ATIF (Harbor), with tokens for steps that have
+"""Reads two formats of messages: rows of chat, and trajectories in ATIF, the format of Harbor. Steps in ATIF may have
 tokens."""
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _texts_of(messages: Sequence[Mapping[str, JSON]]) -> Iterator[Text]:
 
 
 def _turns(agents: Sequence[Mapping[str, JSON]]) -> list[TurnFacts]:
-    """Facts about the agent's steps. A step's time counts from the step before."""
+    """Data on each of the agent's steps. The duration of a step is the time since the previous step."""
     times = [_unix(step.get("timestamp")) for step in agents]
     return [
         TurnFacts(
@@ -98,7 +98,8 @@ def _said(calls: JSON) -> str:
 
 
 def read_atif(data: Mapping[str, JSON]) -> EpisodeRecord:
-    """A trajectory in ATIF, which does not tell trained tokens. Raises KeyError, TypeError or ValueError."""
+    """A trajectory in ATIF. The format does not tell which tokens are trained. Raises KeyError, TypeError or
+    ValueError."""
     steps: Sequence[Mapping[str, JSON]] = data["steps"]
     agents = [step for step in steps if step["source"] == "agent" and step.get("llm_call_count") != 0]
     sequences = list(_sequences(agents))
@@ -128,7 +129,8 @@ def read_atif(data: Mapping[str, JSON]) -> EpisodeRecord:
 
 
 def _sequences(agents: Sequence[Mapping[str, JSON]]) -> Iterator[TokenSequence]:
-    """Steps whose prompt begins with all tokens before continue a sequence; any other prompt begins a new sequence."""
+    """The sequences of the steps. A step continues a sequence if its prompt begins with all tokens of the sequence; any
+    other step begins a new sequence."""
     now: _GrowingSequence | None = None
     for turn, step in enumerate(agents):
         metrics = step.get("metrics") or {}
@@ -146,7 +148,7 @@ def _sequences(agents: Sequence[Mapping[str, JSON]]) -> Iterator[TokenSequence]:
 
 
 class _GrowingSequence:
-    """A sequence during the steps that continue it."""
+    """A sequence that further steps may continue."""
 
     def __init__(self) -> None:
         self.sequence = TokenSequence()

@@ -32,7 +32,7 @@ from agentrl.view.model import (
 
 _AUTHORS: Mapping[str, Author] = {"sampled": "model", "observation": "env", "close": "template", "prompt": "template"}
 _BRIDGED = 4
-"""Number of neighbours for which a log-prob of exactly 0 inside a masked turn still counts as sampled."""
+"""In a masked turn, up to so many neighbouring tokens with a log-prob of exactly 0 count as sampled."""
 
 
 def load(path: Path) -> list[dict[str, JSON]]:
@@ -55,7 +55,7 @@ def load(path: Path) -> list[dict[str, JSON]]:
 
 
 def read(sample: Mapping[str, JSON]) -> EpisodeRecord:
-    """A sample. Raises KeyError, TypeError or ValueError for other data."""
+    """The episode of a sample. Raises KeyError, TypeError or ValueError for other data."""
     about = (sample.get("metadata") or {}).get("agentrl") or {}
     sequence = _sequence(sample, about)
     prompt = sample.get("prompt")
@@ -117,7 +117,7 @@ def _sequence(sample: Mapping[str, JSON], about: Mapping[str, JSON]) -> TokenSeq
 
 
 def _told(spans: Sequence[Sequence[JSON]], length: int) -> Iterator[TokenRun]:
-    """agentrl's notes in the sample: [start, stop, kind, reason, turn]."""
+    """The runs of a sample that agentrl wrote: each span is [start, stop, kind, reason, turn]."""
     end = 0
     for start, stop, kind, reason, turn in spans:
         author = _AUTHORS[kind]
@@ -128,7 +128,7 @@ def _told(spans: Sequence[Sequence[JSON]], length: int) -> Iterator[TokenRun]:
 
 
 def _guessed(mask: Sequence[int], log_probs: Sequence[float]) -> Iterator[TokenRun]:
-    """A mask of 1 is the model's. So is a log-prob other than 0. The rest was not sampled."""
+    """The runs of a sample without spans. Tokens with a mask of 1 or a log-prob other than 0 count as sampled."""
     kinds = [
         "trained" if trained else "masked" if i < len(log_probs) and log_probs[i] else ""
         for i, trained in enumerate(mask)
@@ -159,7 +159,7 @@ def _removed(run: TokenRun, reason: str) -> TokenRun:
 
 
 def _plain(values: JSON) -> list[JSON]:
-    """A list of numbers, of a list or of a tensor."""
+    """Numbers as a list, from a list or a tensor."""
     if values is None:
         return []
     numbers: list[JSON] = values.tolist() if hasattr(values, "tolist") else list(values)
@@ -167,7 +167,8 @@ def _plain(values: JSON) -> list[JSON]:
 
 
 def _reward(value: JSON) -> float | None:
-    """slime's reward models may return a mapping; then the mapping's only number, or none."""
+    """The reward of a sample. If slime's reward model returned a mapping, this is the only number in the mapping, or
+    None."""
     if isinstance(value, Mapping):
         numbers = [number for number in value.values() if isinstance(number, int | float)]
         return float(numbers[0]) if len(numbers) == 1 else None
@@ -183,5 +184,5 @@ def _failure(failure: Mapping[str, JSON] | None) -> str | None:
 
 
 def linked(episodes: Sequence[EpisodeRecord]) -> Counter[str]:
-    """How many samples each rollout has."""
+    """Name of a rollout -> the number of its samples."""
     return Counter(episode.linked for episode in episodes if episode.linked)

@@ -43,7 +43,8 @@ def is_own(data: JSON) -> bool:
 
 
 def read(data: Mapping[str, JSON]) -> EpisodeRecord:
-    """Raises KeyError, TypeError or ValueError for a value that is not a trajectory's JSON."""
+    """The episode of a trajectory. Raises KeyError, TypeError or ValueError for a value that is not a trajectory's
+    JSON."""
     earlier: Sequence[Mapping[str, JSON]] = data.get("earlier", ())
     training = data.get("training") or {}
     sequences, first, images = list[TokenSequence](), 0, images_of(data["messages"])
@@ -121,7 +122,7 @@ def _sequence(data: Mapping[str, JSON], first_turn: int) -> TokenSequence:
 
 
 def _add_training(sequence: TokenSequence, training: Mapping[str, JSON], number: int, first_turn: int) -> None:
-    """The trainer's data: advantages by turn, and the trainer's log-probs of sampled tokens."""
+    """Add the trainer's data to a sequence: the advantage of each turn, and the log-probs of sampled tokens."""
     advantages = training.get("advantages") or ()
     if number < len(advantages) and advantages[number]:
         of_turn = advantages[number]

@@ -39,7 +39,8 @@ def is_trace(data: JSON) -> bool:
 
 
 def read(data: Mapping[str, JSON]) -> EpisodeRecord:
-    """An Episode of verifiers, or a trace of an Episode. Raises KeyError, TypeError or ValueError for other data."""
+    """The record of an Episode of verifiers, or of a trace in an Episode. Raises KeyError, TypeError or ValueError for
+    other data."""
     traces: Sequence[Mapping[str, JSON]] = data.get("traces", [data])
     sequences = _joined(map(_sequences, traces))
     calls, nodes = (_joined(trace.get(key, ()) for trace in traces) for key in ("calls", "nodes"))
@@ -149,7 +150,7 @@ def _values(node: Node, key: str, sampled: int) -> Sequence[float]:
 
 
 def _column(sequence: TokenSequence, values: Sequence[float]) -> array[float] | None:
-    """None where no token has a value."""
+    """A column with `values` at the sampled tokens of the sequence. None if no token has a value."""
     if all(value != value for value in values):
         return None
     values_by_token = column(len(sequence.ids))
@@ -167,7 +168,8 @@ def _node_runs(node: Node, start: int, problems: list[TokenProblem], index: int)
 
 
 def _authors(node: Node) -> list[Author]:
-    """The author of each token. `mask` marks the sampled tokens; `is_content` tells body from template."""
+    """The author of each token. `mask` marks the sampled tokens; `is_content` tells a message's content from the
+    template."""
     ids, mask, content = node.get("token_ids") or (), node.get("mask") or (), node.get("is_content") or ()
     other: Author = "env" if content else "unknown"
     unsampled: list[Author] = [other if inside else "template" for inside in content] if content else [other] * len(ids)
@@ -179,7 +181,8 @@ def _authors(node: Node) -> list[Author]:
 
 
 def _node_problems(node: Node, authors: Sequence[Author], index: int) -> Iterator[TokenProblem]:
-    """Problems of a message: sampled tokens outside of replies, and replies with other tokens inside."""
+    """Problems of a message: sampled tokens outside of the model's replies, and tokens inside of replies that were not
+    sampled."""
     trained = authors.count("model")
     if not node.get("sampled"):
         if trained:
@@ -210,7 +213,7 @@ def _as_prompt(runs: Sequence[TokenRun]) -> Iterator[TokenRun]:
 
 
 def _encoded_again(trace: Mapping[str, JSON]) -> Iterator[TokenProblem]:
-    """Replies that came back with other tokens: a sibling of a sampled message, with the same words."""
+    """Replies of the model that came back in other tokens: a second child of the same message, with the same text."""
     nodes: Sequence[Node] = trace["nodes"]
     sampled = {(node.get("parent"), _words(node)): i for i, node in enumerate(nodes) if node.get("sampled")}
     for i, node in enumerate(nodes):
