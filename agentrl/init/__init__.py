@@ -1,7 +1,7 @@
 """New environments from templates: a package with an Env, players, tasks, a test, a configuration and a README.
 
-A template is a folder of real files that lint, type-check and run, under the name `my_env`. A project is their copy,
-under the name that the user gives it.
+A template is a folder of real files that lint, type-check and run, under the name `my_env`. A project is a copy of
+these files, with the name that the user chose in place of `my_env`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from agentrl.errors import ConfigError, did_you_mean
 TEMPLATES = ("tool", "agent", "game", "retrieval", "sandbox", "user-simulator", "search-r1")
 _FOLDER = Path(__file__).parent / "templates"
 _KINDS = {".py", ".md", ".toml", ".yaml", ".jsonl"}
-"""Suffixes of a template's own files. Running the template leaves others beside them."""
+"""Suffixes of a template's files. Files with other suffixes are left over from running the template."""
 
 
 def write_project(name: str, template: str = "tool", folder: Path = Path()) -> list[Path]:
     """Write the project `name` as a new folder in `folder`, and return its files.
 
     Raises ConfigError for a name that no package can have or that is taken, for an unknown template, and for a folder
-    that exists: nothing is overwritten.
+    that exists. No file is overwritten.
     """
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or keyword.iskeyword(name):
         raise ConfigError(f"{name!r} cannot be the name of a Python package; {_repaired(name)} can")
@@ -57,7 +57,7 @@ def _is_module(name: str) -> bool:
 
 
 def template_files(template: str) -> dict[str, str]:
-    """The files of a template: their text by their path in it."""
+    """Path of a file in the template -> the file's text."""
     folder = _FOLDER / template.replace("-", "_")
     files = sorted(path for path in folder.rglob("*") if path.suffix in _KINDS)
     return {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in files}
@@ -68,7 +68,8 @@ def _replaced(text: str, spelled: dict[str, str]) -> str:
 
 
 def _class_name(name: str, texts: dict[str, str]) -> str:
-    """`weather_report` as WeatherReport, or as WeatherReportEnv if the template already uses that name."""
+    """The class name for a project: WeatherReport for `weather_report`, or WeatherReportEnv if the template already
+    uses the name WeatherReport."""
     class_name = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
     sources = [text for path, text in texts.items() if path.endswith(".py")]
     return f"{class_name}Env" if any(class_name in _names(source) for source in sources) else class_name
