@@ -1,3 +1,3 @@
-"""Environments for agentrl, a package each."""
+"""Environments for agentrl. Each environment is a package."""
 
 __version__ = "0.1.0"

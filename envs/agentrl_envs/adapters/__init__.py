@@ -1,4 +1,4 @@
-"""Environments of other projects, played as Envs: a module for each suite, imported only on use.
+"""Environments of other projects (suites), played as Envs. Each suite has a module, which is imported on first use.
 
 agentrl train agentrl_envs.adapters.reasoning_gym:ReasoningGym --set env_config.dataset=chain_sum
 

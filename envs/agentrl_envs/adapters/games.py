@@ -1,4 +1,4 @@
-"""TextGame, the Env of a game of text with rules: gymnasium's, gem's and TextArena's."""
+"""TextGame, the base of the Envs that play the text games of gymnasium, gem and TextArena."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ class GameConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     name: str | list[str] = Field(min_length=1)
-    """The suite's name of the game. With several names, tasks use them in turn, or choose by `metadata.name`."""
+    """The name of the game in its suite. With several names, tasks use the names in turn, or choose by
+    `metadata.name`."""
     options: dict[str, Any] = {}
-    """The suite's arguments for the game."""
+    """The arguments with which the suite opens the game."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class GameTurn:
 
 
 class Game(Protocol):
-    """A game of a suite. The methods block, and run in a single thread."""
+    """A game of a suite. The methods may block. All calls come from a single thread."""
 
     def begin(self, seed: int) -> str:
         """Start the game. Returns the player's first observation."""
@@ -51,7 +52,8 @@ class Game(Protocol):
 
 
 class TextGame(Env):
-    """Base of games. A subclass writes `open`, which makes a game of its suite. The reward is the sum of the game's.
+    """Base of Envs that play games. A subclass writes `open`, which opens a game of its suite. The reward is the sum of
+    the game's rewards.
 
     Tasks differ by their seeds, and need no data file. If the suite raises an exception in the middle of a game, the
     environment has failed: the episode is played once more, then left out.
@@ -64,12 +66,12 @@ class TextGame(Env):
 
     @classmethod
     def open(cls, config: Any, name: str, /) -> Game:
-        """Make the game. May block. Raises ConfigError if the game can never be played."""
+        """Open the game. May block. Raises ConfigError if the game can never be played."""
         raise NotImplementedError
 
     @classmethod
     async def share(cls, config: GameConfig) -> None:
-        """Begin each game once, so that a broken game is reported before the first token."""
+        """Start each game once, so that a broken game is reported before the first token."""
         for name in names_of(config.name):
             await asyncio.to_thread(cls._prove, config, name)
 

@@ -47,7 +47,7 @@ class _GemGame:
         return GameTurn(last if done else self._shown(observed, info), float(reward), done, extra)
 
     def close(self) -> None:
-        """Most of gem's environments have no resources and no `close`."""
+        """Do nothing: most of gem's environments have no resources and no `close`."""
         getattr(self._env, "close", lambda: None)()
 
     def _shown(self, observed: object, info: Mapping[str, Any]) -> str:

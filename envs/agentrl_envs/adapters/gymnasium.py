@@ -3,8 +3,8 @@
     pip install gymnasium
     agentrl train agentrl_envs.adapters.gymnasium:Gymnasium --set env_config.name=FrozenLake-v1
 
-The model reads `prompt`, or a few sentences of the environment's own documentation, then each observation. It
-answers with an action: its name or number in a discrete space, JSON in any other.
+The model reads `prompt`, or a few sentences of the environment's own documentation, then each observation. The
+model responds with an action: the name or number of an action in a discrete space, JSON in any other space.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from agentrl_envs.adapters.games import Game, GameConfig, GameTurn, TextGame
 from agentrl_envs.adapters.suites import refuse_unknown, suite
 
 IN_A_ROW = 3
-"""The number of turns in a row without an action that ends an episode."""
+"""After so many turns in a row without an action, the episode ends."""
 _MOST_NUMBERS = 256
 """The most numbers of an observation that is written as text. An image has more."""
 _SECTIONS = re.compile(r"^[ \t]*## (.+?)\n(.*?)(?=^[ \t]*## |\Z)", re.MULTILINE | re.DOTALL)
@@ -35,24 +35,26 @@ _ROW = re.compile(r"^\s*\|\s*(\d+)\s*\|\s*([^|\n]+)", re.MULTILINE)
 _HIGHLIGHT = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
 
 Names: TypeAlias = Sequence[tuple[int, str]]
-"""Actions of a discrete space, with a name each."""
+"""Pairs of action and name, for the actions of a discrete space."""
 
 
 class GymnasiumConfig(GameConfig):
     prompt: str | None = None
-    """The first message. None: some sentences of the environment's documentation, seldom good sentences."""
+    """The first message. None: some sentences of the environment's documentation, which rarely suffice."""
     actions: list[str] | dict[str, int] = Field(default=[])
-    """Names of a discrete space's actions, all in order, or some: `{left: 0}`. Default: the documented names."""
+    """Names of a discrete space's actions: a list of all names in order, or a mapping of some names, such as
+    `{left: 0}`. Default: the documented names."""
     read_action: str | None = None
     """A function at `file.py:name` or `package.module:name`: `(text, env)` gives the action, or None."""
     show: str | None = None
-    """A function at such a path: `(observation, env)` gives the text for the model."""
+    """A function at a path like that of `read_action`: `(observation, env)` gives the text for the model."""
 
 
 class Gymnasium(TextGame):
     """An environment of gymnasium, as text. The reward is the sum of the steps' rewards.
 
-    A turn without an action is answered with a hint, and costs no reward; three in a row end the episode.
+    After a turn without an action, the model reads a hint, and loses no reward. Three such turns in a row end the
+    episode.
     """
 
     config: GymnasiumConfig
@@ -66,7 +68,7 @@ class Gymnasium(TextGame):
 
 
 def _made(gym: ModuleType, config: GymnasiumConfig, name: str) -> Any:
-    """The environment, drawn as text if possible."""
+    """Open the environment, with text as its rendering if possible."""
     try:
         env = gym.make(name, **config.options)
         if "ansi" in env.metadata.get("render_modes", ()) and "render_mode" not in config.options:
@@ -129,7 +131,7 @@ def read_action(space: Any, text: str, names: Names) -> Any:
 
 
 def _from_json(space: Any, value: Any) -> Any:
-    """The action of a JSON value in a space. Raises any of many errors for a value without a meaning."""
+    """The action that a JSON value stands for in a space. Raises exceptions of many types for other values."""
     kind = type(space).__name__
     if kind == "Tuple":
         return tuple(_from_json(subspace, item) for subspace, item in zip(space.spaces, value, strict=True))
@@ -206,7 +208,7 @@ def _described(space: Any, names: Names) -> str:
 
 
 def _documentation(env: Any) -> str:
-    """The plain sentences of a few paragraphs: the task, the observations and the actions."""
+    """The sentences for a player from the paragraphs on the task, the observations and the actions."""
     doc = _doc(env)
     sections = _sections(doc)
     parts = [_plain_sentences(doc.partition("## ")[0]), _plain_sentences(sections.get("description", ""))]
@@ -219,7 +221,7 @@ def _documentation(env: Any) -> str:
 
 
 def _plain_sentences(text: str) -> str:
-    """The plain sentences of the first paragraph, without sentences about programs, pages or other sections."""
+    """The sentences of the first paragraph, without sentences about programs, web pages or other sections."""
     first = " ".join(re.split(r"\n\s*\n", text.strip())[0].split())
     return " ".join(sentence for sentence in _SENTENCE.split(first) if not _OF_PROGRAMS.search(sentence))
 
@@ -229,7 +231,7 @@ def _sections(doc: str) -> dict[str, str]:
 
 
 def _named(actions: Sequence[str] | Mapping[str, int], space: Any, name: str) -> Names:
-    """The configured names. Raises ConfigError if the names do not fit the space."""
+    """The actions with their configured names. Raises ConfigError if the names do not fit the space."""
     if not actions:
         return []
     if type(space).__name__ != "Discrete":

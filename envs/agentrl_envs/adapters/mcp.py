@@ -4,7 +4,7 @@ r"""Any MCP server as an Env: the model gets the server's tools.
     agentrl train agentrl_envs.adapters.mcp:MCP --data tasks.jsonl \
         --set env_config.command=uvx --set 'env_config.args=[mcp-server-sqlite, --db-path, "{folder}/shop.db"]'
 
-Each episode has a server, over stdin and stdout, or a session with a server at a URL.
+Each episode has its own server, which talks over stdin and stdout, or its own session with a server at a URL.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from agentrl_envs.adapters.suites import refuse_unknown, suite
 
 _FOLDER = "{folder}"
 _SAID = 600
-"""The most characters of a server's last words on stderr in an error."""
+"""The most characters of the end of a server's stderr in an error message."""
 
 _rubbish: ContextVar[list[str] | None] = ContextVar("_rubbish", default=None)
-"""The first line on stdout of this context's server that is not a message."""
+"""A list for the first stdout line of this context's server that is not a message of the protocol."""
 
 
 class McpServerConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     command: str | None = None
-    """Starts a server that speaks over stdin and stdout."""
+    """The program of a server that talks over stdin and stdout."""
     args: list[str] = []
     """Arguments of the command. `{folder}`, here and in `env` and `cwd`, is an empty folder of this episode."""
     env: dict[str, str] = {}
-    """Variables of the server's environment, beside PATH, HOME and the like."""
+    """Environment variables of the server, in addition to PATH, HOME and similar variables."""
     cwd: str | None = None
     """The server's working folder. None: the run's folder."""
     url: str | None = None
-    """A server that speaks streamable HTTP, instead of a command."""
+    """The URL of a server that speaks streamable HTTP, instead of `command`."""
     key: str | None = None
     """The name of the environment variable that holds the bearer token for `url`."""
 
@@ -63,8 +63,7 @@ class MCPConfig(McpServerConfig):
     only: list[str] = []
     """The names of the offered tools. Empty: all tools."""
     shared: bool = Field(False, validate_default=True)
-    """A single server for all episodes, instead of a server each. Such a server must hold no state that episodes could
-    mix up."""
+    """Whether all episodes share a single server. Such a server must hold no state of an episode."""
 
     @model_validator(mode="after")
     def _one(self) -> MCPConfig:
@@ -81,8 +80,9 @@ class MCP(Env):
     """Work with the tools of an MCP server. The reward is 1 if the model's last text is the task's label.
 
     `metadata.files` of a task, texts by path, are written into the episode's folder before the server starts. Tools are
-    listed once an episode: tools that a server adds later are not offered. For another reward, name one in the
-    configuration (`reward: my_rewards:function`), or subclass and write `score`, with the folder in `self.folder`.
+    listed when the episode begins: tools that a server adds later are not offered. For another reward, name a function
+    in the configuration (`reward: my_rewards:function`), or subclass and write `score`, with the folder in
+    `self.folder`.
     """
 
     config: MCPConfig
@@ -154,7 +154,8 @@ class _McpSession:
         self._client = client
 
     async def tools(self, only: Sequence[str]) -> dict[str, ToolSpec]:
-        """The server's present tools, by name. Raises ConfigError if a tool of `only` is missing."""
+        """Name of a tool -> its description, for the server's present tools. Raises ConfigError if a tool of `only` is
+        missing."""
         listed, cursor = dict[str, ToolSpec](), None
         while True:
             page = await self._asked(self._client.list_tools(cursor=cursor))
@@ -284,7 +285,7 @@ def _spec(tool: Any) -> ToolSpec:
 
 
 def _text(result: Any) -> str:
-    """A result as the model reads it. Raises ToolError if the tool reports a failure, or returns only media."""
+    """The text of a result for the model. Raises ToolError if the tool reports a failure, or returns only media."""
     texts, hidden = list[str](), list[str]()
     for block in result.content:
         text = _block(block)
@@ -322,7 +323,8 @@ def _written(root: str, files: Mapping[str, str]) -> Path:
 
 
 def _last_words(errors: IO[str], rubbish: Sequence[str]) -> str:
-    """A server's last words on stderr, and the first line on stdout that is not a message, in a single line."""
+    """The end of a server's stderr, and the first line on stdout that is not a message of the protocol, in a single
+    line."""
     errors.seek(0)
     stderr = " ".join(errors.read().split())
     wrote = f"; it wrote to stdout something that is not JSON-RPC: {rubbish[0]!r:.80}" if rubbish else ""

@@ -5,7 +5,7 @@
 Only a server of OpenEnv is needed, not the package. The server's schema of actions decides the form of a turn:
 
 - tools, if the environment has MCP tools: the model calls them;
-- text, if an action has a single text to fill in: the model's turn is the text;
+- text, if an action has a single text field to fill in: the model's turn is the text;
 - else a tool, `act`, whose arguments are the action's fields.
 """
 
@@ -54,20 +54,20 @@ class OpenEnvConfig(BaseModel):
     prompt: str = ""
     """Text in front of the first observation."""
     reset: dict[str, Any] = {}
-    """Sent with each reset, beside the seed and the task's `metadata.reset`."""
+    """Arguments of each reset, in addition to the seed and the task's `metadata.reset`."""
     field: str | None = None
-    """The action's field that the model's text fills in. None: the only text, if no other field is required."""
+    """The field of an action that gets the model's text. None: the only text field, if no other field is required."""
     message_s: float = Field(60.0, gt=0)
-    """The time limit of an answer to a message, in seconds."""
+    """Seconds that the server has to respond to a message."""
     wait_s: float = Field(600.0, gt=0)
-    """Seconds to wait for a session if the server has none left. The server's `max_concurrent_envs` is the limit."""
+    """Seconds to wait for a session if all sessions of the server (its `max_concurrent_envs`) are in use."""
 
 
 class OpenEnv(Env):
     """An environment of an OpenEnv server. The reward is the sum of the steps' rewards.
 
-    Tasks differ by their seeds, and need no data file. A refused action is answered with the reason; any other error of
-    the server is a failure of the environment.
+    Tasks differ by their seeds, and need no data file. If the server refuses an action, the model reads the
+    reason. Any other error of the server is a failure of the environment.
     """
 
     config: OpenEnvConfig
@@ -147,7 +147,8 @@ class OpenEnv(Env):
 
 
 class _OpenEnvSession:
-    """A WebSocket, and the environment that the server made for it. Messages are answered one at a time."""
+    """A WebSocket, and the environment that the server opened for the WebSocket. A message is sent only after the
+    response to the message before."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, config: OpenEnvConfig) -> None:
         self._socket, self._config = socket, config
@@ -164,7 +165,8 @@ class _OpenEnvSession:
         return {tool["name"]: _tool(tool) for tool in listed}
 
     async def ask(self, kind: str, data: Mapping[str, JSON] | None = None) -> dict[str, Any]:
-        """The data of the server's answer. Raises ToolError for a refused action, InfraError for any other error."""
+        """Send a message, and return the data of the server's response. Raises ToolError for a refused action,
+        InfraError for any other error."""
         try:
             async with self._lock, asyncio.timeout(self._config.message_s):
                 await self._socket.send_json({"type": kind} | ({} if data is None else {"data": data}))
@@ -185,12 +187,13 @@ class _OpenEnvSession:
 
 
 class _FullError(InfraError):
-    """All of the server's sessions are taken."""
+    """All sessions of the server are in use."""
 
 
 @asynccontextmanager
 async def _opened(config: OpenEnvConfig) -> AsyncIterator[_OpenEnvSession]:
-    """A session. If the server has none left, the call waits, and the wait is not counted."""
+    """Open a session. If all sessions of the server are in use, the call waits, and the episode's deadline is
+    paused."""
     url = _over("ws", config.url) + "/ws"
     async with aiohttp.ClientSession() as client:
         with uncounted():
@@ -237,7 +240,8 @@ def _over(scheme: str, url: str) -> str:
 
 
 def _text_field(schema: Mapping[str, Any]) -> str | None:
-    """The only text field, if no other field is required."""
+    """The name of the only text field among the required fields of an action or, if no field is required, among all
+    fields. None if there is no such field, or if another field is required."""
     fields = {name: field for name, field in schema.get("properties", {}).items() if name not in _BASE}
     texts = [name for name, field in fields.items() if field.get("type") == "string" and "enum" not in field]
     required = set(schema.get("required", ())) - _BASE
@@ -265,7 +269,8 @@ def _tool(tool: Mapping[str, Any]) -> ToolSpec:
 
 
 def _shown(answer: Mapping[str, Any]) -> str:
-    """The observation as text: the only text if there is no other field, a tool's result, else JSON."""
+    """The observation as text: the value of a text field without other fields, or the result of a tool, or else
+    JSON."""
     observed = {key: value for key, value in dict(answer.get("observation") or {}).items() if value is not None}
     if "result" in observed and "tool_name" in observed:
         return _result(observed["result"])
@@ -276,7 +281,7 @@ def _shown(answer: Mapping[str, Any]) -> str:
 
 
 def _result(result: Any) -> str:
-    """The result of an MCP tool: the text blocks, else the data."""
+    """The result of an MCP tool as text: the joined text blocks, or else the data as JSON."""
     if not isinstance(result, Mapping):
         return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
     texts = [str(block["text"]) for block in result.get("content") or () if block.get("type") == "text"]

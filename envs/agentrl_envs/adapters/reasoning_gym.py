@@ -1,4 +1,4 @@
-"""reasoning-gym: questions made by a program, answered in one turn, scored by the data set's own `score_answer`.
+"""reasoning-gym: generated questions, answered in a single turn, and scored by the data set's `score_answer`.
 
 pip install reasoning-gym
 agentrl train agentrl_envs.adapters.reasoning_gym:ReasoningGym --set env_config.dataset=chain_sum
@@ -22,7 +22,7 @@ from agentrl_envs.adapters.reasoning_gym_score import packed
 from agentrl_envs.adapters.suites import EVAL_SEEDS, names_of, refuse_unknown, suite
 
 SCORE_S = 20.0
-"""The time limit of `score_answer`, in seconds. Some scorers look for a solution, and sympy may never end."""
+"""The time limit of `score_answer`, in seconds. Some scorers search for a solution, and sympy may never end."""
 EVALUATES = frozenset(
     {
         *("binary_matrix", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication"),
@@ -42,7 +42,7 @@ class ReasoningGymConfig(BaseModel):
     seed: int = Field(0, ge=0, lt=EVAL_SEEDS)
     """The seed of the training data set. The held-out data set has `seed` + 2**31."""
     size: int = Field(1000, ge=1)
-    """Questions of each data set, of each split."""
+    """The number of questions of each data set in each split (train, eval)."""
     instruction: str = "Give your final answer between <answer> and </answer>."
     """Text after each question."""
 
@@ -59,7 +59,7 @@ class ReasoningGym(Env):
 
     @classmethod
     async def share(cls, config: ReasoningGymConfig) -> None:
-        """Make each data set once, so that a wrong name or option is reported before the first token."""
+        """Create each data set once, so that a wrong name or option is reported before the first token."""
         for name in names_of(config.dataset):
             await asyncio.to_thread(_made, name, json.dumps(config.options), config.seed, config.size)
 
@@ -98,7 +98,7 @@ class ReasoningGym(Env):
 
 
 def _entry(metadata: Any) -> dict[str, Any]:
-    """The question with all data for the scorer, made again from a task's metadata."""
+    """The question with all data for the scorer, generated again from a task's metadata."""
     try:
         return _item(
             metadata["dataset"], json.dumps(metadata["options"]), metadata["seed"], metadata["size"], metadata["index"]
@@ -112,7 +112,7 @@ def _entry(metadata: Any) -> dict[str, Any]:
 
 @lru_cache(maxsize=256)
 def _made(name: str, options: str, seed: int, size: int) -> Any:
-    """The data set. Raises ConfigError for an unknown name, and for refused options."""
+    """Create a data set. Raises ConfigError for an unknown name, and for options that the suite refuses."""
     gym = suite("reasoning_gym", "reasoning-gym")
     refuse_unknown("data set of reasoning-gym", name, gym.factory.DATASETS)
     try:

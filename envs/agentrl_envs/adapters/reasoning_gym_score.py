@@ -1,5 +1,5 @@
-"""The suite's score of an answer, in a separate process. The script imports nothing of agentrl, so it starts at
-once."""
+"""A script that runs the suite's scorer in a separate process. The script does not import agentrl, so it starts
+fast."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 
 def packed(metadata: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
-    """A question as data for the process, which does not generate the question anew: some questions depend on the order
-    of a set."""
+    """A question as data for the script. The script cannot generate the question anew: some questions depend on the
+    order of a set, which differs between processes."""
     return base64.b64encode(pickle.dumps((dict(metadata), dict(entry)))).decode()
 
 

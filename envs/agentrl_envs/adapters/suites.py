@@ -17,7 +17,7 @@ from agentrl import ConfigError, Task
 from agentrl.errors import did_you_mean
 
 EVAL_SEEDS = 1 << 31
-"""Training seeds count from 1, held-out seeds from here. The suites take seeds below 2**32."""
+"""The number before the first held-out seed. Training seeds begin at 1. The suites take seeds below 2**32."""
 _GLOBALS = threading.RLock()
 """Guards the state of the whole process: random states, stdout, logging."""
 
@@ -56,7 +56,8 @@ def names_of(value: str | Sequence[str]) -> list[str]:
 
 
 def seeded(names: Sequence[str], split: Literal["train", "eval"]) -> Iterator[Task]:
-    """Endless tasks, the names in turn. The first seed is 1, or 2**31 + 1 for held-out tasks."""
+    """Endless tasks with increasing seeds, which use the names in turn. The first seed is 1, or 2**31 + 1 for held-out
+    tasks."""
     first = 1 if split == "train" else EVAL_SEEDS + 1
     for seed, name in zip(itertools.count(first), itertools.cycle(names), strict=False):
         yield Task(prompt=name, metadata={"name": name}, seed=seed)
@@ -66,7 +67,7 @@ class OwnRandom:
     """The global random states of an episode: `random`, and numpy's if numpy is imported.
 
     Inside `with`, the states are as this episode left them, and stdout is stderr for this thread. Episodes enter one at
-    a time. So episodes that take turns draw the same numbers as each would alone.
+    a time. So an episode draws the same random numbers beside other episodes as alone.
     """
 
     def __init__(self, seed: int) -> None:

@@ -19,7 +19,7 @@ from agentrl_envs.adapters.suites import refuse_unknown, suite
 
 
 class TextArena(TextGame):
-    """A single-player game of TextArena, played against the game's rules. The reward is the game's, given at the end.
+    """A single-player game of TextArena, played against the game's rules. The reward is the game's reward at its end.
 
     A game that a limit ends too early scores 0: set `limits.turns` to the game's number of turns.
     """
@@ -61,10 +61,10 @@ class _TextArenaGame:
         return GameTurn(str(reason or ""), float((rewards or {}).get(0, 0.0)), done=True)
 
     def close(self) -> None:
-        """TextArena's games have no resources."""
+        """Do nothing: TextArena's games have no resources."""
 
     def _speaks_history(self) -> bool:
-        """Whether observations are the plain history, so that the new part can be shown alone."""
+        """Whether observations are the text of the whole history, so that the model can read the new part alone."""
         env = self._env
         while isinstance(env, self._arena.Wrapper):
             if isinstance(env, self._arena.ObservationWrapper):

@@ -9,7 +9,8 @@ from agentrl_envs.agents.versions import CLIENTS
 
 
 def command(endpoint: Endpoint, instruction: str, *options: str, program: str = "claude") -> Start:
-    """Claude Code on an instruction. The program asks for no input, and sends data only to the model."""
+    """The command that runs Claude Code on an instruction. The program asks for no input, and sends data only to the
+    model."""
     patience = str(1000 * PATIENCE_S)
     return Start(
         [program, "-p", instruction, "--model", endpoint.model, "--dangerously-skip-permissions", *options],
@@ -25,7 +26,7 @@ def command(endpoint: Endpoint, instruction: str, *options: str, program: str = 
 
 
 class ClaudeCode(CodingAgent):
-    """A coding task, solved by Claude Code. The image has `claude` on its PATH: the npm package holds a single
+    """A coding task, solved by Claude Code. The image has `claude` on its PATH: the npm package is a single
     binary."""
 
     program = "claude"

@@ -11,7 +11,8 @@ _KEY = "AGENTRL_KEY"
 
 
 def command(endpoint: Endpoint, instruction: str, *options: str, program: str = "codex") -> Start:
-    """Codex on an instruction, with the endpoint as the model provider. `options` follow `exec`."""
+    """The command that runs Codex on an instruction, with the endpoint as the model provider. `options` follow
+    `exec`."""
     provider: dict[str, str | int] = {
         "name": "agentrl",
         "base_url": endpoint.openai,
@@ -35,7 +36,7 @@ def _toml(value: str | int) -> str:
 
 
 class Codex(CodingAgent):
-    """A coding task, solved by Codex. The image has `codex` on its PATH: the npm package holds a single binary."""
+    """A coding task, solved by Codex. The image has `codex` on its PATH: the npm package is a single binary."""
 
     program = "codex"
     tested = (CLIENTS["codex"].version,)

@@ -1,4 +1,5 @@
-"""Shared by the harnesses of coding agents: a task's sandbox, the agent in the sandbox, and the grade of the work."""
+"""Shared by the Envs of coding agents: a task's sandbox, the agent in the sandbox, and the grade of the agent's
+work."""
 
 from __future__ import annotations
 
@@ -40,10 +41,10 @@ class CodingAgent(GradedWork, AgentEnv):
     session = SessionOptions(images="omit", unreadable="call", replies=400)
     program: ClassVar[str]
     tested: ClassVar[tuple[str, ...]]
-    """The versions of the program with which this harness was tested."""
+    """The versions of the program with which this Env was tested."""
 
     def start(self, endpoint: Endpoint, instruction: str) -> Start:
-        """The program's command line. `endpoint` holds the URL as the sandbox reaches it."""
+        """The program's command line. `endpoint` has the URL under which the sandbox reaches the model."""
         raise NotImplementedError(f"{type(self).__name__} has no start")
 
     @property

@@ -29,13 +29,13 @@ class ContainerAgentConfig(BaseModel):
     backend: str = "auto"
     """The back end of the sandboxes: docker, bubblewrap, local (trusted code only), auto, or a dotted path."""
     size: int | None = Field(None, gt=0)
-    """Sandboxes at a time; null: as many as the machine holds."""
+    """The most sandboxes at a time; null: as many as the machine's memory and processors allow."""
     agent_s: float = Field(1800.0, gt=0)
     """The time limit of the agent, in seconds."""
 
 
 class ContainerAgent(AgentEnv):
-    """A task for the program of an image, which reaches only the model. The only code to write is a reward.
+    """A task for the agent program in an image. The program reaches only the model. A subclass needs only a reward.
 
     `self.result` has the program's `exit_code`, the end of `stdout` and `stderr`, and `timed_out`; or `killed`, the
     reason why the sandbox ended. A subclass may score the files in `self.box`.

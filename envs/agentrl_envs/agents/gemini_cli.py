@@ -16,8 +16,8 @@ _SETTINGS = {
     "telemetry": {"enabled": False},
 }
 _FLAGS = {"flags": [{"flagId": 45773134, "intValue": str(PATIENCE_S)}]}
-"""Seconds until the headers of an answer. Without Google's servers to set this flag the limit is 60, and no setting
-changes the limit."""
+"""Experiment flags of gemini-cli. This flag has the seconds that the client waits for the headers of a response. No
+other setting changes the default of 60 seconds."""
 _WITH_FILES = (
     'mkdir -p "$HOME/.gemini" && printf %s "$0" > "$HOME/.gemini/settings.json" && '
     'export GEMINI_EXP="$HOME/.gemini/flags.json" && printf %s "$1" > "$GEMINI_EXP" && shift && exec "$@"'
@@ -25,7 +25,8 @@ _WITH_FILES = (
 
 
 def command(endpoint: Endpoint, instruction: str, *options: str, program: str = "gemini") -> Start:
-    """gemini-cli on an instruction. The program asks for no input, and sends data only to the model."""
+    """The command that runs gemini-cli on an instruction. The program asks for no input, and sends data only to the
+    model."""
     argv = [program, "-p", instruction, "-m", endpoint.model, "--yolo", *options]
     return Start(
         ["sh", "-c", _WITH_FILES, json.dumps(_SETTINGS), json.dumps(_FLAGS), *argv],

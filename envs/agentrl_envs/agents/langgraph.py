@@ -18,7 +18,7 @@ class LangGraph(AgentEnv):
             def graph(self, task, model):
                 return create_agent(model, [search], system_prompt="Search, then answer.")
 
-    `graph` may also return a graph that makes its model with `init_chat_model(..., configurable_fields=("base_url",
+    `graph` may also return a graph that creates its model with `init_chat_model(..., configurable_fields=("base_url",
     "api_key", "timeout"))`: the graph is called with these fields in the configuration.
     """
 

@@ -9,8 +9,8 @@ from agentrl_envs.agents.versions import CLIENTS
 
 
 def command(endpoint: Endpoint, instruction: str, *options: str, program: str = "mini") -> Start:
-    """mini-swe-agent on an instruction. The program runs bash in its own container, and stops when the model asks to
-    stop."""
+    """The command that runs mini-swe-agent on an instruction. The agent runs bash in the container of the program, and
+    stops when the model asks to stop."""
     patience = ["-c", "mini.yaml", "-c", f"model.model_kwargs.timeout={PATIENCE_S}"]
     return Start(
         [program, "-y", "--exit-immediately", *patience, "-m", f"openai/{endpoint.model}", "-t", instruction, *options],

@@ -1,4 +1,4 @@
-"""The start of an agent's program in a sandbox."""
+"""Start an agent's program in a sandbox."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from shlex import join
 from agentrl.sandbox import ExecResult, Sandbox
 
 PATIENCE_S = 3600
-"""Seconds that a client waits for a reply. A trainer may stop all sampling for minutes; each harness sets this
-limit."""
+"""Seconds that a client waits for a reply. A trainer may stop all sampling for minutes, so each agent's Env
+sets this limit in its client."""
 _OUTPUT = 40_000
 """The most bytes of a program's output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A command line and the environment variables."""
+    """How to start a program: the command line and the environment variables."""
 
     argv: Sequence[str]
     env: Mapping[str, str] = field(default_factory=dict)

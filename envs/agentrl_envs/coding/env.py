@@ -1,4 +1,4 @@
-"""The environment: an agent works in a sandbox by tools, and the work is graded."""
+"""The environment: the model works in a sandbox by tools, and tests grade the changed files."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 class CodingConfig(GradedConfig):
     tools: Literal["full", "bash"] = "full"
-    """full: bash, read, edit, search, submit. bash: only bash."""
+    """The tools of the model. full: bash, read, edit, search, submit. bash: only bash."""
     command_s: float = Field(60.0, gt=0, le=_LONGEST_COMMAND_S)
-    """The time limit of a command of the agent's, in seconds."""
+    """The time limit of a command that the model runs, in seconds."""
     output: int = Field(10_000, ge=100)
     """The most characters of a tool's result; a longer result is cut in the middle."""
 
@@ -125,8 +125,8 @@ class CodingEnv(GradedWork):
         return ToolResult(result.observation or "Submitted.", done=result.done)
 
     async def snapshot(self) -> tuple[SandboxState, ShellState, list[Grade], float]:
-        """The running machine if the back end can keep the machine, else the files; working directory and
-        environment."""
+        """The state of the sandbox: the running machine if the back end can store a machine, else the files; also the
+        working directory and the environment variables of the shell."""
         return await self.shared.snapshot(self.box), self.shell.state, self.grades, time.monotonic() - self.began
 
     async def restore(self, state: tuple[SandboxState, ShellState, list[Grade], float]) -> None:
@@ -142,7 +142,7 @@ class CodingEnv(GradedWork):
         self.began = time.monotonic()
 
     async def _submitted(self) -> StepResult:
-        """The work on a step is done: the next step begins, or the episode ends. The last step is graded by `score`."""
+        """Finish the step: grade it and begin the next step, or end the episode. `score` grades the last step."""
         if len(self.grades) == len(self.problem.steps) - 1:
             return StepResult(done=True)
         await self.grade_step()
@@ -153,7 +153,7 @@ class CodingEnv(GradedWork):
         return StepResult(following.instruction)
 
     def _ended(self, exc: BaseException) -> StepResult:
-        """The answer to commands that ended the sandbox. Any other error is raised."""
+        """The end of the episode after a command that ended the sandbox. Raises any other error again."""
         killed: Any = next((leaf for leaf in leaves(exc) if isinstance(leaf, SandboxKilledError)), None)
         if killed is None:
             raise exc

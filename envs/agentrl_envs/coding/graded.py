@@ -1,4 +1,4 @@
-"""Shared by environments of coding tasks: a task's sandbox, and the grade of the work in the sandbox."""
+"""Shared by environments of coding tasks: a task's sandbox, and the grade of the agent's work in the sandbox."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class GradedConfig(BaseModel):
     spec: SandboxSpec = SandboxSpec()
     """The contents and limits of a sandbox. A task may change them."""
     size: int | None = Field(None, gt=0)
-    """The number of concurrent sandboxes for episodes; null: as many as the machine holds. Grading has extra
-    sandboxes."""
+    """The number of concurrent sandboxes for episodes; null: as many as the machine's memory and processors
+    allow. Grading uses extra sandboxes."""
     grading: Literal["task", "clean", "same"] = "task"
-    """Where the tests run. clean: in a second sandbox with only the agent's files. same: in the agent's sandbox. task:
-    as the task's format decides, which is clean unless the tests look at more than files."""
+    """Where the tests run. clean: in a second sandbox with copies of the agent's files. same: in the agent's sandbox.
+    task: as the task's format decides, which is clean unless the tests check more than files."""
     partial: bool = False
-    """Reward the share of passed tests, instead of 1 for all and 0 otherwise."""
+    """Whether the reward is the share of passed tests. If not, the reward is 1 if all tests pass, and else 0."""
 
 
 class GradedWork(Env):
-    """Steps of a task in `self.box`, graded in order; `self.grades` so far.
+    """The steps of a task in the sandbox `self.box`, graded in order. `self.grades` has the grades so far.
 
     If the work ends the sandbox (by using up the memory, for example), the reward is 0, and the trajectory's
     `info["sandbox_killed"]` has the reason. `info["grading"]` has the tests' output, and `info["sandbox_s"]` the
@@ -77,7 +77,7 @@ class GradedWork(Env):
         self.grades, self.sandbox_s, self.killed = grades, 0.0, ""
 
     async def score(self, trajectory: Trajectory) -> Reward:
-        """The total of the steps' scores, and the passed share of tests."""
+        """The reward from the scores of all steps. Parts of the grades, such as `tests`, become parts of the reward."""
         killed = self.killed or trajectory.info.get("sandbox_killed")
         if not killed and not self.over:
             try:
@@ -107,7 +107,7 @@ class GradedWork(Env):
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Count the seconds that this episode spends on sandboxes."""
+        """Within `with`, add the elapsed time to the seconds that this episode spends on sandboxes."""
         began = time.monotonic()
         try:
             yield

@@ -45,9 +45,10 @@ done
 kill -CONT $waiting
 [ -z "$found" ]
 """
-"""Stop all processes at once and kill them, until none is left. Processes that are stopped one by one could live too
-short to be seen. Spared are this command, processes that wait for it, and the process that holds the sandbox open. If
-that process belongs to the commands' user, it stays stopped: code of the agent's could hide in it.
+"""A shell command that stops and kills all processes of a sandbox, until none is left. It stops all processes at once,
+as new processes could start while others are stopped. It spares itself, processes that wait for it, and the process
+that keeps the sandbox open. If that process belongs to the commands' user, it stays stopped: the agent's code could
+hide in it.
 
 The command works only in a separate process namespace, neither a machine's first namespace nor this process's: without
 isolation, the command must not kill the machine's processes.
@@ -57,9 +58,9 @@ isolation, the command must not kill the machine's processes.
 async def grade(
     box: Sandbox, steps: Sequence[Step], *, pool: SandboxPool, spec: SandboxSpec, clean: bool | None = None
 ) -> Grade:
-    """Grade the last of the steps so far, on the work in `box`. `clean` overrules the step's choice.
+    """Grade the last of `steps`, on the agent's work in `box`. `clean` overrules `Step.clean`.
 
-    Work that ends the grading sandbox, or is too large to carry, scores 0 and the log has the reason. Raises InfraError
+    Work that ends the grading sandbox, or is too large to copy, scores 0, and the log has the reason. Raises InfraError
     without a credible result.
     """
     step = steps[-1]
@@ -83,7 +84,7 @@ async def grade(
 
 
 async def _in_own(box: Sandbox, step: Step, separate: OwnSandbox, pool: SandboxPool, spec: SandboxSpec) -> Grade:
-    """Grade in the tests' own sandbox."""
+    """Grade in the separate sandbox that the step defines for its tests."""
     changes = {**separate.spec, **({"image": separate.image} if separate.image else {})}
     other = SandboxSpec.model_validate({**spec.model_dump(), **changes})
     if separate.collect is not None:

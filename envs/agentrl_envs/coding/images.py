@@ -1,4 +1,4 @@
-"""The images of coding tasks."""
+"""Find the images of coding tasks, and the images that are missing on this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl_sandbox.services import ServiceGroup
 from agentrl_sandbox.spec import SandboxSpec
 
 _SHOWN = 3
-"""Names of missing images in a line."""
+"""The most names of missing images in a line."""
 
 
 def images_of(tasks: Iterable[Task], default: SandboxSpec) -> list[str]:

@@ -14,7 +14,7 @@ from agentrl.testing import call
 from agentrl_envs.coding.problem import Solution, load_problem
 
 _PIECE = 60_000
-"""The most characters of a file in a single command."""
+"""The most characters of a file that a single command writes."""
 
 
 def gold(task: Task) -> Generator[Turn, str, None]:

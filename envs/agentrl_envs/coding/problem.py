@@ -23,7 +23,7 @@ class Grade:
 
     score: float
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Named shares of the score, for the logs: the passed share of the tests as "tests", for example."""
+    """Name -> a number for the logs that explains the score, such as the share of passed tests as "tests"."""
     log: str = ""
     """The output of the tests, for people."""
 
@@ -35,9 +35,9 @@ class Grade:
 
 class TaskGrader(Protocol):
     async def grade(self, box: Sandbox) -> Grade:
-        """Place the tests, run the tests and read the result. The agent's work is in `box` already.
+        """Copy the tests into `box`, where the agent's work is, run the tests, and read the result.
 
-        Raises InfraError with the tests' output if no result can be trusted. Wrong or hostile work gets a low score
+        Raises InfraError with the tests' output if there is no reliable result. Wrong or hostile work gets a low score
         instead.
         """
         ...
@@ -67,12 +67,12 @@ class OwnSandbox:
     """A separate sandbox for tests, possibly unlike the agent's. Only `paths` of the agent's work are carried there."""
 
     paths: tuple[str, ...]
-    """Absolute paths of files and folders. Missing paths are left out."""
+    """Absolute paths of files and folders to copy. Missing paths are left out."""
     image: str = ""
     spec: Mapping[str, JSON] = field(default_factory=dict)
-    """Fields of `SandboxSpec` that differ from the agent's sandbox."""
+    """The fields of `SandboxSpec` in which this sandbox differs from the agent's sandbox."""
     collect: Callable[[Sandbox], Awaitable[None]] | None = None
-    """Called with the agent's sandbox before the paths are read."""
+    """A function that is called with the agent's sandbox before the paths are copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,27 +82,28 @@ class Step:
     instruction: str
     grader: TaskGrader | ApartGrader
     gold: Solution | None = None
-    """None: the task comes without a solution, so no oracle can show that the task can be solved."""
+    """The solution. None if the task has no solution, so that no oracle can show that the task can be solved."""
     name: str = ""
     files: Files = field(default_factory=dict)
-    """Placed before the agent begins this step, as the sandbox's own user."""
+    """Files that are written before the agent begins this step, as the sandbox's user."""
     setup: str = ""
-    """A command to run after `files` are placed, in the work folder, as the sandbox's user."""
+    """A command that runs after `files` were written, in the work folder, as the sandbox's user."""
     clean: bool = True
-    """Grade in a clean second sandbox, to which the agent's work is carried. False: grade in the agent's sandbox, after
-    the agent's processes are killed. False suits tests that look at more than files."""
+    """Whether to grade in a clean second sandbox, to which the agent's files are copied. False: grade in the agent's
+    sandbox, after the agent's processes are killed. False suits tests that check more than files."""
     own: OwnSandbox | None = None
-    """Grade in this sandbox, and ignore `clean`."""
+    """A separate sandbox for grading. If set, `clean` is ignored."""
     keep: bool = False
-    """For grading in the agent's sandbox: leave the agent's processes running. These may tamper with the tests."""
+    """Whether the agent's processes stay running during grading in the agent's sandbox. They may tamper with the
+    tests."""
     carry: tuple[str, ...] | None = None
-    """The files and folders of the agent's work to carry. None: every changed or removed file of the work folder,
-    except `.git`. Only carried files can influence the tests."""
+    """The files and folders of the agent to copy to the clean sandbox. None: every changed or removed file of the work
+    folder, except `.git`. Only copied files can influence the tests."""
     without: Callable[[str], bool] | None = None
-    """For `carry` of None: whether a path, relative to the work folder, keeps the original content. For files that
-    configure the tests or belong to the tests."""
+    """A function for `carry` of None: whether a path, relative to the work folder, is not copied, so that its original
+    content stays. It protects files that configure the tests or belong to the tests."""
     min_score: float | None = None
-    """A lower score ends the problem: later steps score 0."""
+    """If a step scores less, the problem ends, and later steps score 0."""
     grade_s: float = 600.0
     """The time limit for grading, in seconds."""
 
@@ -113,13 +114,13 @@ class Problem:
 
     steps: tuple[Step, ...]
     image: str = ""
-    """The sandbox's image; empty: the environment's own."""
+    """The image of the sandbox; empty: the image in the environment's configuration."""
     spec: Mapping[str, JSON] = field(default_factory=dict)
     """The fields of `SandboxSpec` that this problem changes: workdir, memory_mb, user, network, ..."""
     total: Literal["mean", "final"] = "mean"
-    """How the scores of several steps make the reward."""
+    """How the reward follows from the scores of several steps. mean: their mean. final: the score of the last step."""
     agent_s: float | None = None
-    """The agent's time for all steps, in seconds. None: as in the environment's configuration."""
+    """The time limit of the agent for all steps, in seconds. None: as in the environment's configuration."""
     activate: str = ""
     """Bash commands that enter the environment of the tests, such as conda's. The agent's shell or program begins with
     these commands. Their output and exit code are ignored."""
@@ -131,7 +132,7 @@ class Problem:
 
 class Loader(Protocol):
     def __call__(self, task: Task, /) -> Problem:
-        """The problem of a task. Blocks. Raises ConfigError naming the task and the mistake."""
+        """The problem of a task. Blocks. Raises ConfigError with the task and the mistake."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The tests in a task's label, in the forms of published data, and the code in an answer."""
+"""Read the tests in a task's label, in the formats of published data sets, and the code in a model's answer."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from agentrl.types import JSON
 from agentrl_envs.coding.imports import imported
 
 MODULE = "solution"
-"""The module of the answer, for tests: `from solution import add`."""
+"""The name of the module with the model's code. Tests write `from solution import add`."""
 FILE = f"{MODULE}.py"
 
 _TESTS = ".agentrl_tests"
 _BEFORE = ("test_imports", "test_setup_code")
-"""The keys of MBPP's rows with code to run before their asserts."""
+"""Keys of MBPP's rows. Their values are code that runs before the asserts."""
 _BUILTIN = frozenset(dir(builtins)) | {"__name__", "__file__"}
 _FENCE = re.compile(r"^([ \t]*)(?:(?:[-*+]|\d+[.)])([ \t]+))?(`{3,}|~{3,})[ \t]*([^\n`]*)$", re.MULTILINE)
 """Indentation, the mark of a list item with its blanks, the fence, and the rest of the line."""
 _PYTHON = re.compile(r"\{?\.?py(?:thon)?[\d.]*(?:[:,}].*)?", re.IGNORECASE)
 _DEEPER = 3
-"""The most blanks by which the end of a block may be indented more than the beginning."""
+"""The most spaces by which the closing fence may be indented more than the opening fence."""
 
 _Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -38,7 +38,7 @@ class Suite:
     """The tests to run on the code in FILE."""
 
     job: Mapping[str, Any]
-    """Tests in the form of the coding environment's function grader."""
+    """The tests as a job for `FunctionTestGrader`."""
     files: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -135,7 +135,7 @@ def _of_mapping(label: Mapping[str, JSON]) -> Suite:
 
 
 def _lines(value: JSON, name: str) -> str:
-    """A text, or a list of texts as a single text."""
+    """A text. A list of texts is joined to a single text."""
     lines = [value] if isinstance(value, str) else value
     if not isinstance(lines, Sequence) or not all(isinstance(line, str) for line in lines):
         raise _NoTestsError(f"{name} is neither a text nor a list of texts")
@@ -160,7 +160,8 @@ def _streams(value: JSON, name: str) -> list[str]:
 
 
 def _of_function(text: str, name: str, prompt: JSON) -> Suite:
-    """HumanEval's tests. Helpers of the tests must come from the task, not from the answer."""
+    """The suite of tests in HumanEval's format. Helper functions of the tests come from the task, not from the
+    model."""
     prompt, tests = str(prompt), _parsed(text)
     checks = any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tests.body)
     defined = _defined(prompt) if checks and _parsed(prompt).body else set()
@@ -193,7 +194,7 @@ def _of_names(tests: ast.Module, text: str, names: list[str]) -> Suite:
 
 
 def _runs(node: ast.stmt) -> bool:
-    """Whether a statement of the tests may reach an assert."""
+    """Whether running a statement of the tests may run an assert."""
     if isinstance(node, ast.FunctionDef):
         return node.name == "test" or node.name.startswith("test_")
     return not isinstance(node, ast.ClassDef) and any(
@@ -214,7 +215,7 @@ def _of_pytest(tests: ast.Module, text: str, names: list[str]) -> Suite:
 
 
 def _needs_pytest(node: ast.stmt) -> bool:
-    """Whether a statement of the tests matters only to pytest."""
+    """Whether a statement of the tests needs pytest."""
     if isinstance(node, ast.ClassDef):
         return any(isinstance(child, _Function) and child.name.startswith("test") for child in node.body)
     if isinstance(node, _Function) and node.name.startswith("test_"):
@@ -238,7 +239,7 @@ def _parsed(text: str) -> ast.Module:
 
 
 def _unknown(text: str) -> set[str]:
-    """The names that a text uses and does not define."""
+    """The names that a source text uses but does not define."""
     used = {
         symbol.get_name()
         for table in _tables(symtable.symtable(text, "tests", "exec"))
@@ -249,7 +250,7 @@ def _unknown(text: str) -> set[str]:
 
 
 def _defined(text: str) -> set[str]:
-    """The names that a text defines at module level."""
+    """The names that a source text defines at module level."""
     return {
         symbol.get_name()
         for table in _tables(symtable.symtable(text, "tests", "exec"))

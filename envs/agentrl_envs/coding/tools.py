@@ -1,4 +1,4 @@
-"""The tools of a coding agent in a sandbox. The model reads the results, and the errors that are a ToolError."""
+"""The tools of a coding agent in a sandbox. The model reads the results, and the messages of ToolErrors."""
 
 from __future__ import annotations
 
@@ -14,35 +14,36 @@ from agentrl.sandbox import Sandbox
 from agentrl_sandbox.shell import Shell
 
 _LARGEST_FILE = 4 << 20
-"""The most bytes of a file for `read` and `edit`."""
+"""`read` and `edit` refuse files with more bytes."""
 
 _LONGEST_LINE = 500
-"""The most characters of a line."""
+"""The most characters of a line in a result."""
 
 _MATCHES = 100
-"""The most lines of a search."""
+"""The most lines that a search returns."""
 
 _MOST_COMPARED = 20_000
-"""The most pairs of lines to compare for the closest lines. These take a fraction of a second."""
+"""The most pairs of lines that are compared to find similar lines. So many take a fraction of a second."""
 
 _MODELS_OWN = {errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT}
 _MODELS_OWN |= {errno.EFBIG, errno.ELOOP, errno.ENAMETOOLONG, errno.EROFS, errno.EINVAL}
-"""Errors of a path or a full disk; any other OSError is the sandbox's."""
+"""Error numbers of an OSError that the model caused, by a wrong path or a full disk. Any other OSError is a failure of
+the sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The tools over a sandbox. A path means the same as in a command in `shell`."""
+    """The tools of a model in a sandbox. Relative paths start in the present folder of `shell`."""
 
     box: Sandbox
     shell: Shell
     command_s: float
     """The time limit of a command, in seconds."""
     output: int
-    """Characters of a result."""
+    """The most characters of a result."""
 
     async def bash(self, command: str) -> str:
-        """Run a command. Returns the output, cut in the middle, and the ending of a failed command."""
+        """Run a command. Returns the output, shortened in the middle, and how the command failed, if it failed."""
         result = await self.shell.run(command, timeout=self.command_s, max_output=4 * self.output)
         output = cut(result.stdout, self.output).rstrip("\n")
         if result.timed_out:
@@ -155,7 +156,7 @@ def _for_the_model(path: str) -> Iterator[None]:
 
 
 def _lines(text: str) -> list[str]:
-    """Only line feeds end a line, as for every other tool."""
+    """The lines of a text. Only line feeds end a line, as for other programs."""
     return text.removesuffix("\n").split("\n")
 
 

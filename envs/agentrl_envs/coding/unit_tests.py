@@ -21,15 +21,15 @@ from agentrl_sandbox.pool import SandboxPool
 from agentrl_sandbox.spec import SandboxSpec
 
 _BESIDE_S = 60.0
-"""Seconds to place files and to start Python, in addition to the tests."""
+"""Seconds to copy files and to start Python, in addition to the time of the tests."""
 
 
 class UnitTests(Grader):
-    """1 if the last code block of the answer passes all tests of the label, else 0. The part `passed` is the passed
-    share.
+    """1 if the last code block of the answer passes all tests of the label, else 0. The part `passed` of the reward is
+    the share of passed tests.
 
     The code gets 0 if all tests together take longer than `seconds`, or if the code ends the sandbox. Each event loop
-    has a pool of sandboxes, made on first use, and closed by `close` or with the loop.
+    has a pool of sandboxes, which is opened on first use, and closed by `close` or when the loop ends.
     """
 
     def __init__(
@@ -41,8 +41,9 @@ class UnitTests(Grader):
         concurrency: int | None = None,
         spec: Mapping[str, JSON] | None = None,
     ) -> None:
-        """`partial`: the reward is the passed share. `concurrency` is the number of sandboxes at a time, by default
-        what the machine holds. `spec` holds fields of SandboxSpec: {"image": "my-image", "memory_mb": 2048}."""
+        """With `partial`, the reward is the share of passed tests. `concurrency` is the most sandboxes at a time, by
+        default as many as the machine's memory and processors allow. `spec` has fields of SandboxSpec, such as
+        {"image": "my-image", "memory_mb": 2048}."""
         if seconds <= 0 or (concurrency is not None and concurrency < 1):
             raise ConfigError(
                 f"UnitTests: seconds ({seconds:g}) must be positive, and concurrency ({concurrency}) at least 1"

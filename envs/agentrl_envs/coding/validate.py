@@ -1,6 +1,6 @@
 """Find out, without a model, which coding tasks are broken: an idle play must score 0, the task's solution 1.
 
-Both are played twice, each in a new sandbox, by the same code as an episode of CodingEnv.
+Each of the two is played twice, in a new sandbox, by the same code as an episode of CodingEnv.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TaskFinding:
     verdict: Verdict
     reason: str = ""
     noop: Sequence[float | None] = ()
-    """The scores of idle plays; None for a play that failed."""
+    """The scores of the idle plays. None stands for a play that failed."""
     oracle: Sequence[float | None] = ()
     seconds: float = 0.0
 
@@ -55,19 +55,19 @@ class ValidationSettings:
     base: Mapping[str, str] = field(default_factory=dict)
     """The task's image -> an image of this machine."""
     installed: bool = False
-    """The images have the packages that Dockerfiles install."""
+    """Whether the images have the packages that Dockerfiles install."""
     keep: bool = False
-    """Keep the solution's processes running during the tests."""
+    """Whether the solution's processes stay running during the tests."""
     concurrency: int = 2
-    """Tasks at a time."""
+    """The number of tasks that are validated at the same time."""
     deadline: float = 600.0
-    """Seconds for each play, grading included; less if the task allows less."""
+    """The time limit of a play with its grading, in seconds. A task may have a shorter limit."""
 
 
 def find_tasks(place: Path, settings: ValidationSettings) -> list[Task]:
     """The tasks of a data set (JSONL), of a Harbor task or a folder of them, or of function folders.
 
-    Raises ConfigError if there are none.
+    Raises ConfigError if there is no task.
     """
     if place.is_file():
         return [_settled(task, settings) for task in load_tasks(place, split="eval")]
@@ -189,7 +189,7 @@ class _Validation:
 
 
 def _unbuilt(message: str) -> tuple[Verdict, str]:
-    """The verdict for a missing image: the task is wrong, or this machine has no network, for example."""
+    """The verdict and the reason if the image could not be built: an error of the task, or no network for the build."""
     if "COPY failed" in message or "ADD failed" in message:
         return "error", message
     fetched = needs_network(message)
@@ -206,7 +206,7 @@ def _spec(problem: Problem) -> SandboxSpec:
 
 
 def _settled(task: Task, settings: ValidationSettings) -> Task:
-    """A row's task, with the common settings of Harbor tasks."""
+    """The task of a row. `settings` are added to the metadata of a Harbor task."""
     if task.metadata.get("format") != "harbor":
         return task
     return replace(task, metadata={**_given(settings), **task.metadata})

@@ -1,4 +1,4 @@
-"""The agent's work: initial files, an oracle's solution, and the transfer of changes to a clean sandbox."""
+"""The agent's work in a sandbox: write the initial files, apply a solution, and copy changes to a clean sandbox."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentrl.sandbox import ExecResult, Sandbox
 from agentrl_envs.coding.problem import Files, Solution, Step
 
 _LARGEST_WORK = 64 << 20
-"""The most bytes of changed files that are carried."""
+"""The most bytes of changed files that are copied to a clean sandbox."""
 
 _READING_S = 60.0
 _NO_SUCH_COMMAND = 127
@@ -60,7 +60,7 @@ async def solve(box: Sandbox, gold: Solution, *, timeout: float) -> ExecResult:
 async def carry(
     source: Sandbox, target: Sandbox, only: Sequence[str] | None = None, without: Callable[[str], bool] | None = None
 ) -> None:
-    """Give `target` the work folder of `source`: all of it, or only the files and folders `only`.
+    """Copy the work folder of `source` to `target`: the whole folder, or only the files and folders `only`.
 
     Both folders began with the same content. `.git`, `__pycache__` and the paths `without` are left as they are in
     `target`. Raises WorkError if the work cannot be carried, ConfigError if a path leads out of the work folder or if
@@ -103,7 +103,7 @@ async def _replace(
 
 
 async def _listing(box: Sandbox) -> Mapping[bytes, bytes]:
-    """Path -> hash of the content, or target of the link, of every file in the work folder."""
+    """Path of every file in the work folder -> hash of its content, or target of the link."""
     pairs = (entry.partition(b"  ") for entry in (await _output(box, _LIST)).split(b"\0"))
     return {path: digest for digest, _, path in pairs if path}
 

@@ -3,7 +3,7 @@
     python -m agentrl_envs.fact_search data/            # writes train.jsonl and held_out.jsonl
     agentrl play agentrl_envs.fact_search:FactSearch --player agentrl_envs.fact_search:gold --data data/held_out.jsonl
 
-Only an answer that the model found through the tool is rewarded: a right guess earns 0.
+Only an answer that the model read in a result of the tool is rewarded: a right guess earns 0.
 """
 
 from __future__ import annotations

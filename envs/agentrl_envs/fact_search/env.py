@@ -1,4 +1,4 @@
-"""The environment: a tool, and a reward for facts found with the tool."""
+"""The environment: a search tool, and a reward for facts that the model looked up."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class FactSearch(Env):
         return "\n".join(self.shared.search(query, self.config.passages)) or "No result."
 
     async def score(self, trajectory: Trajectory) -> float:
-        """1.0 for the right answer, found through the tool in this episode; 0.0 otherwise."""
+        """1.0 for the right answer, if a search of this episode returned it; 0.0 otherwise."""
         read = "\n".join(m["content"] for m in trajectory.messages if m["role"] == "tool")
         match = re.search(rf"\b{re.escape(self.task.label)}\b", read)
         return float(match is not None and trajectory.answer == f"{ANSWER}{self.task.label}")

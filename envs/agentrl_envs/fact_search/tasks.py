@@ -1,4 +1,4 @@
-"""Questions of one and two hops, for training and held out."""
+"""Questions that need a single search or two searches, for training and for evaluation."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from agentrl import Task
 from agentrl_envs.fact_search.facts import Facts, Index, load_facts
 
 SHARES = {"country": 0.46, "capital": 0.08, "two_hop": 0.46}
-"""How often each kind is asked."""
+"""Kind of question -> its share of all questions."""
 
 
 def make_tasks(split: Literal["train", "eval"], count: int, *, seed: int = 0) -> list[Task]:
-    """The first `count` questions of a split."""
+    """The first `count` questions of a split, as tasks."""
     return list(islice(questions(split, seed=seed), count))
 
 
 def questions(split: Literal["train", "eval"], *, seed: int = 0) -> Iterator[Task]:
-    """Endless questions about entities of a split; `metadata["searches"]` holds the queries of a perfect player."""
+    """Endless questions about entities of a split; `metadata["searches"]` has the queries of a perfect player."""
     facts, rng = load_facts(), Random(f"{split}-{seed}")
     index = Index(facts.passages())
     countries = [place for place in facts.countries if _asked(place.name, place.passage, facts, index, split)]

@@ -39,19 +39,19 @@ class SearchR1Config(BaseModel):
     retriever: str = "http://127.0.0.1:8000/retrieve"
     """A server with Search-R1's HTTP contract, or the path of a corpus to search in this process."""
     form: Form = "tags"
-    """tags: the paper's, in raw text. tools: the model calls the tool `search`."""
+    """How the model searches. tags: with the paper's tags in raw text. tools: by calling the tool `search`."""
     topk: int = Field(3, ge=1)
-    """Passages of a search."""
+    """The number of passages that a search returns."""
     response_tokens: int = Field(500, ge=1)
     """The most tokens of a turn."""
     forced_answer: bool = True
-    """After the last turn of `limits.turns`, an extra turn without a search follows."""
+    """Whether an extra turn for the answer, without a search, follows the last turn of `limits.turns`."""
     timeout: float = Field(30.0, gt=0)
     """The time limit of a search in seconds, retries included."""
 
 
 class TurnRequest(NamedTuple):
-    """The action of a turn."""
+    """The action of a turn: a search or an answer."""
 
     kind: Literal["search", "answer"]
     content: str
@@ -60,15 +60,15 @@ class TurnRequest(NamedTuple):
 class SearchR1(Env):
     """Answer a question by searching. The reward is the exact match of the answer.
 
-    Set `limits: {turns: 4, observation_tokens: 500}` for the paper's other limits. A retriever that cannot be asked is
-    a failure of the environment; the model never reads an empty result instead.
+    Set `limits: {turns: 4, observation_tokens: 500}` for the paper's other limits. A retriever that does not
+    respond is a failure of the environment: the model never reads an empty result instead.
     """
 
     config: SearchR1Config
     shared: Retriever
     searches = 0
     final = False
-    """Whether this turn is the forced answer."""
+    """Whether this turn is the extra turn for the answer (see `forced_answer`)."""
 
     @classmethod
     def share(cls, config: SearchR1Config) -> Retriever:
@@ -113,7 +113,7 @@ class SearchR1(Env):
         return StepResult(ANSWER_NOW) if self.final and action.calls else await self.run_tools(action)
 
     async def _found(self, query: str) -> str:
-        """The passages as the model reads them. Raises InfraError if the retriever cannot answer."""
+        """The passages as text for the model. Raises InfraError if the retriever does not respond."""
         if not query.strip():
             raise ToolError("the query is empty; write what to look for")
         self.searches += 1
@@ -126,8 +126,8 @@ class SearchR1(Env):
         return Raw("") if self.config.form == "tags" else ANSWER_NOW
 
     async def score(self, trajectory: Trajectory) -> Reward:
-        """Exact match of the last <answer>. `reward:` in the configuration replaces this reward, for example by a
-        shaped reward."""
+        """1 if the last <answer> matches a right answer exactly, else 0. `reward:` in the configuration replaces this
+        function."""
         reward: Reward = await search_r1(trajectory)
         return reward
 

@@ -1,4 +1,4 @@
-"""Scripted searchers. They know the right answers, and give an answer only after reading it."""
+"""Scripted players that search. They know the right answers, and give an answer only after a passage contains it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def searcher(task: Task) -> Generator[Turn, str, None]:
 
 
 def tool_searcher(task: Task) -> Generator[Turn, str, None]:
-    """The same with tool calls."""
+    """The same player as `searcher`, with tool calls."""
     return _search(task, lambda query: call("search", query=query))
 
 
@@ -48,7 +48,7 @@ def queries(task: Task) -> Sequence[str]:
 
 
 def question_of(task: Task) -> str:
-    """The question in a prompt of the paper, or the whole of any other prompt."""
+    """The question in a prompt with the paper's words; any other prompt as a whole."""
     prompt = task.prompt
     if isinstance(prompt, Raw):
         return _behind_label(prompt.text)

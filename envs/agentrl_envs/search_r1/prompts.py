@@ -30,7 +30,8 @@ INVALID = (
     "If I want to give the final answer, I should put the answer between <answer> and </answer>. Let me try again.\n"
 )
 ANSWER_NOW = "No search is left. Write the answer inside <answer> and </answer>."
-"""For the forced answer with tools. In tags, the paper gives the model an extra turn without a message."""
+"""The message before the extra turn for the answer, if the model searches with tools. With tags, the paper gives the
+model this turn without a message."""
 
 
 def prompt_of(question: str, form: Form = "tags") -> str:

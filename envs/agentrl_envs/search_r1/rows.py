@@ -29,7 +29,7 @@ def make_row(
     extra: Mapping[str, JSON] | None = None,
     form: Form = "tags",
 ) -> dict[str, JSON]:
-    """A row. `extra` becomes extra_info, such as the split and the index in the split."""
+    """A row of data. `extra` becomes extra_info, such as the split and the index in the split."""
     return {
         "data_source": source,
         "prompt": [{"role": "user", "content": prompt_of(question, form)}],
@@ -47,7 +47,7 @@ def write_rows(
     Of each source, `test_share` of the questions (rounded to the nearest) are held out. The choice depends on `seed`
     and the words alone, so a repeated question is in a single split. Other keys go into extra_info.
 
-    Raises ConfigError (`file:line: what and remedy`) for a row that is not a question with answers.
+    Raises ConfigError (`file:line: problem; remedy`) for a row that is not a question with answers.
     """
     rows = [_checked(row, f"{qa}:{number}") for number, row in read_rows(qa, f"write {_EXAMPLE}")]
     if not rows:

@@ -1,7 +1,7 @@
-"""Tests and work in two sandboxes, which talk through this process.
+"""Run tests in a sandbox, and the agent's code in a second sandbox. The sandboxes talk through this process.
 
-The work can neither see, signal nor read the tests: the two share no file, no process and no user. Reports of the
-tests' sandbox are signed with a key that only the tests' sandbox has.
+The agent's code can neither see, signal nor read the tests: the two share no file, no process and no user. Reports of
+the tests' sandbox are signed with a key that only the tests' sandbox has.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from agentrl.sandbox import Process, Sandbox
 from agentrl_sandbox.command import finish
 
 LONGEST_REPLY = 32 << 20
-"""The most bytes of the work's answer to a question."""
+"""The most bytes of a reply of the agent's code to a question of the tests."""
 _LONGEST_LINE = 64 << 20
-"""The most bytes of a line from the tests: a line holds a test's input."""
+"""The most bytes of a line from the tests. A line has the input of a test."""
 _LOG = 8 << 10
 
 
 class Work:
-    """The agent's code in its sandbox: the process of `inside/candidate.py`, with a total of `seconds`.
+    """The agent's code in its sandbox: the process of `inside/candidate.py`, which has `seconds` in total.
 
     A reply is text that begins with "+", or "-" and the reason. After a reply that is late, too long or unasked, no
     more replies are read.
@@ -46,7 +46,7 @@ class Work:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Start the process."""
+        """Start the process of the agent's code."""
         self._deadline, self._over = time.monotonic() + self.seconds, ""
         # Not by `exec`: the parent of the work is to be a shell of its sandbox, also where nothing is isolated.
         command = f"python3 -I -B -c {quote(program('candidate.py'))} . 2>/dev/null; exit $?"
@@ -54,7 +54,7 @@ class Work:
         self._tasks.append(asyncio.create_task(self._watch(self._process)))
 
     async def ask(self, question: object) -> str:
-        """The reply. Raises SandboxError if their sandbox broke."""
+        """The reply to a question of the tests. Raises SandboxError if the sandbox broke."""
         if self._over or self._process is None:
             return f"-{self._over}"
         self._waiting = asyncio.get_running_loop().create_future()
@@ -91,7 +91,7 @@ class Work:
             self._heard.clear()
 
     def _refuse(self, why: str) -> None:
-        """Take no more replies from the work."""
+        """Read no more replies of the agent's code. `why` is the reason in later replies."""
         self._over = self._over or why
         self._heard.clear()
         if self._waiting is not None and not self._waiting.done():
@@ -113,7 +113,8 @@ class Work:
 
 
 class Checks:
-    """`inside/check.py` in a separate sandbox: questions to the work, and at the end the verdict."""
+    """`inside/check.py` in a separate sandbox. The program asks questions of the agent's code, and reports a
+    verdict."""
 
     def __init__(self, box: Sandbox, job: Mapping[str, Any]) -> None:
         self.box = box
@@ -127,7 +128,8 @@ class Checks:
         self.exit_code = 0
 
     async def messages(self) -> AsyncGenerator[list[Any], None]:
-        """Start the tests, and yield messages: a word and data. Messages without a valid signature are ignored."""
+        """Start the tests, and yield their messages: lists of a word and data. Messages without a valid signature are
+        ignored."""
         command = f"exec python3 -I -B -c {quote(program('check.py'))}"
         self._process = await self.box.start(command, max_output=_LOG, on_output=self._hear)
         ending = asyncio.create_task(self._end())
@@ -142,7 +144,7 @@ class Checks:
             await asyncio.wait([ending])
 
     async def reply(self, line: str) -> None:
-        """Send a line without a line feed."""
+        """Send a line to the tests. `line` has no line feed."""
         with suppress(BrokenPipeError):  # it has ended: so does `said`
             await self._process.send(line.encode(errors="replace") + b"\n")
 
@@ -173,5 +175,5 @@ class Checks:
 
 
 def program(name: str) -> str:
-    """The text of a program that runs inside a sandbox."""
+    """The source text of a program in `inside/`, which runs in a sandbox."""
     return files(__package__).joinpath("inside", name).read_text(encoding="utf-8")

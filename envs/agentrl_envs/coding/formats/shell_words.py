@@ -1,4 +1,4 @@
-"""The commands of a shell script that install packages, and the commands that use a network."""
+"""Find the commands of a shell script that install packages, and the commands that use a network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether tests could start: the messages of shells, installers and networks about a missing test runner.
+"""Find out whether tests could start, from the messages of shells, installers and networks about a missing test runner.
 
 A verifier that could not start the test runner does not judge the work, whatever reward the verifier wrote.
 """
@@ -17,9 +17,9 @@ _RUNNERS = re.compile(
     r"|deno|jest|vitest|mocha|go|cargo|rustc|java|javac|mvn|gradle|ruby|bundle|rspec|php|phpunit|composer|dotnet|swift"
     r"|julia|Rscript|perl|prove|bats|apt|apt-get|apk|dnf|yum|sh|bash|zsh)[\d.]*"
 )
-"""Programs that run or install tests."""
+"""Matches the names of programs that run tests, or that install test runners."""
 _SCRIPT = r"(?:(?:/tests/\S*|[\w.-]*sh|/(?:usr/)?bin/\w+): (?:line )?(?:\d+: )?)?(?:exec: )?"
-"""The beginning of a message of the verifier's script. A script of the agent's has a different path."""
+"""Matches the beginning of a message of the verifier's script. A script of the agent has a different path."""
 _CANNOT_RUN = r"(?:No such file or directory|Permission denied|cannot execute\b.*|Exec format error|required file.*)"
 _MISSING = tuple(
     map(
@@ -37,7 +37,7 @@ _UNSTARTED = re.compile(
     r"|.*can't open file '/tests/.*|ERROR: (?:file or directory not found|file not found): /tests/.*"
 )
 _BEFORE = re.compile(r"/tests/.*|.*(?:bin/activate|\.local/bin/env|\.cargo/env|nvm\.sh|conda\.sh)")
-"""Files that a verifier's script reads or runs before the tests. Installers write these files."""
+"""Matches files that a verifier's script reads or runs before the tests. Installers write these files."""
 _NETWORK = re.compile(
     r"[Cc]ould not resolve \w+(?!: localhost)|name resolution|[Nn]ame or service not known|getaddrinfo|\bdns error\b"
     r"|\bEAI_AGAIN\b|\bENOTFOUND\b|Temporary failure resolving|: no such host\b|[Nn]etwork is unreachable"
@@ -54,17 +54,17 @@ _RAN = re.compile(
     r"|^\s*\d+ (?:passing|failing)\b|^(?:not )?ok \d+\b|^\d+ examples?, \d+ failures?|Tests run: [1-9]",
     re.MULTILINE,
 )
-"""The output of a test runner after a test ran: pytest, unittest, cargo, go, jest, mocha, TAP, rspec, Maven."""
+"""Matches the output of a test runner after a test ran: pytest, unittest, cargo, go, jest, mocha, TAP, rspec, Maven."""
 _NOT_LOADED = re.compile(r"^(?:=+ )?(?:\d+ warnings?, )?\d+ errors?(?:, \d+ warnings?)? in [\d.]+ ?s", re.MULTILINE)
-"""pytest's last line if no test could be loaded."""
+"""Matches pytest's last line if no test could be loaded."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def obstacle(log: str, script: str = "") -> str:
     """The line of a log that shows why the tests never started. Empty if the tests ran, or without such a line.
 
-    `script` is the script that ran the tests. A program counts as missing also if the script only fetches with the
-    program.
+    `script` is the script that ran the tests. A program counts as missing also if the script only downloads
+    with the program.
     """
     log = _COLOURS.sub("", log)
     if _RAN.search(log):
@@ -87,7 +87,7 @@ def needs_network(log: str) -> list[str]:
 
 
 def _is_missing(line: str, fetching: Collection[str]) -> bool:
-    """Whether a line shows that a runner, or a program that fetches the runner, is missing."""
+    """Whether a line shows that a test runner, or a program that downloads the runner, is missing."""
     if _UNSTARTED.fullmatch(line):
         return True
     programs = (match["program"] for pattern in _MISSING if (match := pattern.fullmatch(line)))

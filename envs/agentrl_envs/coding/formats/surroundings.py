@@ -1,4 +1,4 @@
-"""The environment of a repository's tests: the image's interpreter, and no settings from the work."""
+"""Prepare the environment of a repository's tests: the image's Python, without settings from the agent's files."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ NO_MONITOR = (
     "export GIT_CONFIG_COUNT=2 GIT_CONFIG_KEY_0=core.fsmonitor GIT_CONFIG_VALUE_0=false "
     "GIT_CONFIG_KEY_1=safe.directory GIT_CONFIG_VALUE_1='*'; "
 )
-"""git starts no monitor program that a repository or a home folder names."""
+"""Shell words that keep git from starting a monitor program that a repository or a home folder names."""
 NO_GIT_SETTINGS = f"{NO_MONITOR}export GIT_CONFIG_GLOBAL=/dev/null; "
 
 SETTINGS = (
     *("sitecustomize.py", "usercustomize.py", "*.pth", "*.egg-link", "*.egg-info", "*.dist-info", "*-packages"),
     *(".gitconfig", ".gitattributes", ".local", ".config", ".bashrc", ".bash_profile", ".bash_login", ".profile"),
 )
-"""Names of files and folders that programs obey in any folder. These are not carried to a clean sandbox."""
+"""Names of settings files and folders that programs read in any folder. These are not copied to a clean sandbox."""
 
 
 def removal(path: str) -> str:
-    """A command that removes a file or folder, or else moves the path away: root in a sandbox cannot empty an agent's
-    folder."""
+    """A command that removes a file or folder. If that fails, the command moves the path away: root in a sandbox may
+    not be able to empty a folder of the agent."""
     return f"{{ rm -rf -- {path} 2>/dev/null || mv -- {path} {path}.{secrets.token_hex(8)}; }}"
 
 
 async def settle(box: Sandbox, workdir: str, *, user: str | None = None) -> str:
-    """Place the modules that tests run under in a new folder, as a user whose files the work cannot change. Returns the
-    folder."""
+    """Write agentrl's modules for tests (`own_first` and `results`) into a new folder, as a user whose files the agent
+    cannot change. Returns the folder."""
     place = f"/tmp/.agentrl-tests-{secrets.token_hex(8)}"  # a name that the agent cannot have taken
     text = program("own_first.py").replace("@WORK@", workdir).replace("@KNOWN@", _KNOWN)
     await box.write_file(f"{place}/sitecustomize.py", text, user=user)

@@ -1,4 +1,4 @@
-"""The place of a corpus's index, whether the index is up to date, and the build: once, whole or not at all."""
+"""Find the index of a corpus, check whether the index is up to date, and build it: once, and whole or not at all."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ from agentrl_envs.search_r1.retrieval.documents import Document, read_corpus
 from agentrl_envs.search_r1.retrieval.index import FORMAT, TantivyIndex, require_tantivy, write_index
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes of the corpus read so far, size of the corpus)."""
+"""A function that is called with the bytes of the corpus read so far, and the size of the corpus in bytes."""
 _ABOUT = "corpus.json"
 _BUILDING = "building"
 _ONE_THREAD_BYTES = 200 << 20
-"""A smaller corpus is indexed by a single thread: the order stays, so that equal scores rank alike in each build."""
+"""A corpus with fewer bytes is indexed by a single thread. So documents keep their order, and passages with equal
+scores rank alike in each build."""
 _MOST_THREADS = 4
 _CHECKED_EVERY = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class _Corpus:
-    """The corpus of an index. Equal size and times mean equal content; otherwise the digest decides."""
+    """Describes the corpus of an index. If size and times are equal, the content is equal; otherwise the digest
+    decides."""
 
     format: int
     size: int
@@ -161,7 +163,7 @@ def _write(corpus: Path, folder: Path, progress: Progress, stop: threading.Event
 
 
 class _CorpusReader:
-    """A pass over a corpus: documents, digest, and whether an id is repeated."""
+    """Reads a corpus once: yields documents, computes the digest, and notices repeated ids."""
 
     def __init__(self, corpus: Path, progress: Progress, stop: threading.Event) -> None:
         self._corpus, self._progress, self._stop = corpus, progress, stop
@@ -209,7 +211,7 @@ class _CorpusReader:
 
 @contextmanager
 def _alone(home: Path, stop: threading.Event) -> Iterator[None]:
-    """A lock, so that a single process builds in a folder. The lock of a killed process is free."""
+    """Hold a lock within `with`, so that a single process builds in a folder. A killed process frees its lock."""
     file = home / "lock"
     while (descriptor := try_lock(file)) is None:
         if stop.wait(0.1):

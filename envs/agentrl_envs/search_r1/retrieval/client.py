@@ -20,10 +20,10 @@ from agentrl.types import JSON
 from agentrl_envs.search_r1.retrieval.documents import QUERY_CHARACTERS, Document, Retriever
 
 _LINGER_S = 0.002
-"""Seconds that the first query of a request waits for more queries, while other requests are in flight."""
+"""Seconds that the first query of a request waits for more queries, while the server works on other requests."""
 _MOST_REQUESTS = 256
 _LONGEST_WAIT_S = 2.0
-"""The most seconds between two tries, so that a restarted server is used soon."""
+"""The most seconds between two attempts, so that a restarted server is used soon."""
 
 
 def is_url(where: str) -> bool:
@@ -46,7 +46,7 @@ def open_retriever(where: str, *, timeout: float = 30.0) -> Retriever:
 
 
 class WrongAnswerError(InfraError):
-    """The server's answer is not a retriever's. The request is not repeated."""
+    """The server's response is not the response of a retriever. The request is not repeated."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class _PendingQuery:
 
 
 class HTTPRetriever:
-    """Asks `POST /retrieve`. Simultaneous queries share a request.
+    """Searches with `POST /retrieve`. Simultaneous queries share a request.
 
     Failed requests are retried until the deadline. A failed request is split, so that a query which the server cannot
     answer costs the other queries no time.
@@ -91,8 +91,8 @@ class HTTPRetriever:
     async def search(self, query: str, topk: int) -> list[Document]:
         """The best `topk` passages, best first.
 
-        Raises InfraError if the server gave no well-formed answer before the deadline. Raises ConfigError if it refuses
-        the request for good.
+        Raises InfraError without a well-formed response before the deadline. Raises ConfigError if the server will
+        always refuse the request.
         """
         if topk < 1:
             raise ConfigError(f"topk is {topk}; ask for at least one passage")
@@ -132,7 +132,7 @@ class HTTPRetriever:
                 _fail(pending, exc)
 
     async def _answer(self, batch: list[_PendingQuery], topk: int) -> None:
-        """Settle each query of the batch, or leave the query to its deadline."""
+        """Set the result of each query of the batch. A query without a result fails at its deadline."""
         for attempt in count(1):
             if not (batch := [pending for pending in batch if not pending.future.done()]):
                 return
@@ -167,7 +167,7 @@ class HTTPRetriever:
 
 
 def read_answer(answer: JSON, queries: int) -> list[list[Document]]:
-    """The passages for each query, from either shape of answer. Raises ValueError for any other."""
+    """The passages for each query, from a response with or without scores. Raises ValueError for any other response."""
     results = answer.get("result") if isinstance(answer, dict) else None
     if not isinstance(results, list):
         raise ValueError(f'{answer!r:.100} has no list "result"')

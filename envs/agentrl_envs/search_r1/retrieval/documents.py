@@ -28,7 +28,7 @@ class Document:
 
     @property
     def title(self) -> str:
-        """The first line, with the corpus's quotes around the title."""
+        """The first line of the contents, with the quotation marks that the corpus has around the title."""
         return self.contents.partition("\n")[0]
 
     @property
@@ -42,7 +42,7 @@ class Retriever(Protocol):
     async def search(self, query: str, topk: int) -> list[Document]:
         """The best `topk` passages, best first. An empty list means that no passage of the corpus fits.
 
-        Raises InfraError without a reliable answer.
+        Raises InfraError if the search fails.
         """
         ...
 
@@ -59,7 +59,7 @@ def shown(documents: Sequence[Document]) -> str:
 
 
 def read_line(line: bytes, number: int, path: Path) -> Document | None:
-    """The passage on a line, or None for a blank line. Raises ConfigError naming file and line for any other line."""
+    """The passage on a line, or None for a blank line. Raises ConfigError with file and line for any other line."""
     line = (line.removeprefix(_BOM) if number == 1 else line).strip()
     if not line:
         return None

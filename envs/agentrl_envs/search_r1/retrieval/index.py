@@ -24,17 +24,18 @@ _CONTENTS, _ID = "contents", "id"
 _WORDS = "words"
 _LONGEST_WORD = 40
 _HEAP_BYTES = 256 << 20
-"""The memory of an indexing thread. A corpus that fits has a single segment, in the order of the corpus."""
+"""Bytes of memory of an indexing thread. A corpus that fits into this memory gets a single segment, in the order of the
+corpus."""
 _NEARLY_FULL_BYTES = 64 << 20
 _MOST_WORDS = 512
-"""The most different words of a query. This bounds the cost of a query."""
+"""The most different words of a query that are searched, so that no query is slow."""
 
 
 class TantivyIndex:
-    """A whole index. Any number of threads may search; tantivy searches without Python's lock."""
+    """A complete index. Any number of threads may search at once: tantivy releases Python's global lock."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises ValueError or OSError for a folder without a complete index."""
+        """Open the index in a folder. Raises ValueError or OSError if the folder has no complete index."""
         import tantivy
 
         self.folder = folder
@@ -117,7 +118,7 @@ def require_tantivy() -> None:
 
 
 def _analyzer() -> tantivy.TextAnalyzer:
-    """How contents and queries become words: letters and digits, in lower case, without accents, English stems."""
+    """Splits passages and queries into words: letters and digits, in lower case, without accents, as English stems."""
     import tantivy
 
     steps = [

@@ -1,4 +1,4 @@
-"""A corpus as a retriever in this process, with no server."""
+"""Search a corpus in this process, without a server."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LocalRetriever:
         self._index = self._threads = None
 
     async def search(self, query: str, topk: int) -> list[Document]:
-        """The best `topk` passages, best first. An empty list where no word of the query is in the corpus."""
+        """The best `topk` passages, best first. An empty list if no word of the query is in the corpus."""
         if self._index is None:
             raise ConfigError(f"the retriever over {self._corpus} is not open; search within `async with`")
         if topk < 1:

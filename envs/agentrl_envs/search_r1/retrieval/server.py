@@ -1,4 +1,4 @@
-"""A corpus with Search-R1's HTTP contract: `POST /retrieve`, and `GET /health` for supervisors."""
+"""Serve a corpus over HTTP as Search-R1's server does: `POST /retrieve`, and `GET /health` for supervisors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from agentrl_envs.search_r1.retrieval.index import TantivyIndex
 _log = logging.getLogger("agentrl")
 
 BODY_BYTES = 32 << 20
-"""The limit of a request. A full batch of the longest queries of agentrl's client fits."""
+"""The most bytes of a request. A full batch of the longest queries of agentrl's client has fewer."""
 MOST_QUERIES, MOST_PASSAGES = 8192, 1000
 _CACHE_BYTES = 64 << 20
 _SHOWN = '{"queries": ["..."], "topk": 3, "return_scores": true}'
@@ -33,12 +33,12 @@ _SHOWN = '{"queries": ["..."], "topk": 3, "return_scores": true}'
 class _Body(BaseModel):
     queries: Annotated[list[str], Field(max_length=MOST_QUERIES)]
     topk: Annotated[int, Field(ge=0, le=MOST_PASSAGES)] | None = None
-    """None and 0 mean the server's own number, as in Search-R1's server."""
+    """The number of passages for each query. None and 0 mean the server's default, as in Search-R1's server."""
     return_scores: bool = False
 
     @classmethod
     def read(cls, raw: bytes) -> _Body:
-        """Raises HTTPBadRequest that explains the mistake and shows a correct request."""
+        """Parse a request. Raises HTTPBadRequest, which explains the mistake and shows a correct request."""
         try:
             value = json.loads(raw)
             if not isinstance(value, dict):
@@ -51,7 +51,7 @@ class _Body(BaseModel):
 
 
 class AnswerCache:
-    """The latest answers, ready to send, up to so many bytes."""
+    """A cache of the latest responses as JSON, with at most `most` bytes."""
 
     def __init__(self, most: int) -> None:
         self._most, self.bytes = most, 0
@@ -97,7 +97,7 @@ class _SearchServer:
         return web.Response(body=b'{"result": [' + results + b"]}", content_type="application/json")
 
     async def _searched(self, keys: Sequence[tuple[str, int, bool]]) -> list[bytes]:
-        """Spread over the threads: tantivy searches without Python's lock."""
+        """Search the queries in several threads at once: tantivy releases Python's global lock."""
         size = -(-len(keys) // self._workers) or 1
         parts = [keys[start : start + size] for start in range(0, len(keys), size)]
         loop = asyncio.get_running_loop()
@@ -182,7 +182,7 @@ def _taken_address(host: str, port: int) -> Iterator[None]:
 
 @asynccontextmanager
 async def running_server(index: TantivyIndex, listening: socket.socket, topk: int = 3) -> AsyncIterator[str]:
-    """Serve while the context is open, and yield the URL. At the end requests under way are answered first."""
+    """Serve while the context is open, and yield the URL. At the end, running requests are finished first."""
     runner = web.AppRunner(create_app(index, topk), access_log=None, shutdown_timeout=5.0, handler_cancellation=True)
     await runner.setup()
     try:

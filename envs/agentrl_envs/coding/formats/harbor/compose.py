@@ -1,7 +1,7 @@
 """A task's docker-compose.yaml: the service main is the agent's sandbox, and other services run in parallel.
 
-The author of a task may want to leave the sandbox. So each key is honoured, ignored because the key changes nothing
-here, or refused by name. Unknown keys are refused. docs/services.md has the table.
+The author of a task may want to leave the sandbox. So each key is applied, ignored because the key has no effect
+here, or refused with an error that names the key. Unknown keys are refused. docs/services.md has the table.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ MAIN_IMAGE = "main-image"
 
 _LOGS = {"AGENT_LOGS": "/logs/agent", "ARTIFACTS": "/logs/artifacts", "VERIFIER_LOGS": "/logs/verifier"}
 _HOST_LOGS = {f"/host-of-this-task/{name}": path for name, path in _LOGS.items()}
-"""The source of a mount of Harbor's folders -> path in the sandbox. Here the services share folders of the sandbox."""
+"""Source of a mount, in the place of Harbor's log folders on the host -> path in the sandbox. Services share these
+folders of the sandbox instead."""
 _CONDITIONS: Mapping[str, StartedAs] = {
     "service_started": "started",
     "service_healthy": "healthy",
@@ -63,7 +64,7 @@ class Build:
 
 @dataclass(slots=True)
 class MainService:
-    """The compose file's settings of the agent's container. Empty: not set."""
+    """The compose file's settings for the agent's container (service main). An empty or None field is not set."""
 
     image: str | Build | None = None
     command: str = ""
@@ -85,7 +86,7 @@ class ComposeFile:
     builds: dict[str, Build] = field(default_factory=dict)
     """Service -> the build of the image. The service's `image` is empty before the build."""
     group: ServiceGroup | None = None
-    """None: a sandbox alone fulfils the file."""
+    """The services other than main. None if the file needs only the agent's sandbox."""
 
 
 def read_compose(folder: Path, variables: Mapping[str, str], ready_s: float) -> ComposeFile:
@@ -107,7 +108,7 @@ def plain_name(image: str) -> str:
 
 
 class _Reading:
-    """A compose file on the way to a ComposeFile."""
+    """Turns the settings of a compose file into a ComposeFile."""
 
     def __init__(self, folder: Path, file: Path, variables: Mapping[str, str], ready_s: float) -> None:
         self.folder, self.file, self.ready_s = folder.resolve(), file, ready_s
@@ -157,7 +158,7 @@ class _Reading:
         return file
 
     def _sections(self) -> dict[str, Any]:
-        """The settings of each service, with variables filled in. The file's volumes and networks are noted."""
+        """The settings of each service, with variables filled in. Also stores the volumes and networks of the file."""
         raw = read_yaml(self.file, such_as="services: {main: {build: .}}", version="1.2")
         with self._telling(""):
             try:
@@ -174,7 +175,7 @@ class _Reading:
         return {str(name): settings or {} for name, settings in services.items()}
 
     def _peer(self, name: str, settings: Mapping[str, Any], builds: dict[str, Build]) -> Service:
-        """A service other than main. An image to build goes into `builds`."""
+        """A service other than main. If its image must be built, the build is added to `builds`."""
         image = self._image(settings)
         if not isinstance(image, Build):
             return self._service(name, settings, image)
@@ -266,7 +267,7 @@ class _Reading:
         )
 
     def _shared(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields that main and the other services have in common. None: not set."""
+        """The settings that main and the other services have in common. None means that a setting is not set."""
         limits = (((settings.get("deploy") or {}).get("resources") or {}).get("limits")) or {}
         memory = limits.get("memory") or settings.get("mem_limit")
         cpus, pids = limits.get("cpus") or settings.get("cpus"), limits.get("pids") or settings.get("pids_limit")
@@ -330,7 +331,7 @@ class _Reading:
         return joined
 
     def _mount(self, service: str, volume: Volume) -> Mount | str | None:
-        """A mount; or the path of a file to copy; or None if the volume needs no mount."""
+        """The mount for a volume; or the path of a file to copy; or None if the volume needs neither."""
         if volume.source in _HOST_LOGS:
             if service == MAIN:
                 return None

@@ -1,4 +1,4 @@
-"""The keys of a docker-compose.yaml that are honoured, ignored and refused. docs/services.md has the same table."""
+"""The keys of a docker-compose.yaml that are applied, ignored and refused. docs/services.md has the same table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _IGNORED = frozenset(
         "storage_opt",
     )
 )
-"""Keys without effect here: no port is published, and the whole sandbox is removed at once."""
+"""Keys that are ignored, as they have no effect here: no port is published, and all containers of a sandbox are
+removed together."""
 ESCAPES = "it is a way out of the sandbox"
 _REFUSED = {
     **dict.fromkeys(("privileged", "devices", "device_cgroup_rules", "cgroup", "cgroup_parent"), ESCAPES),

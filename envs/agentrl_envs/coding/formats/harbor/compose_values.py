@@ -28,7 +28,7 @@ class Variables:
         self._remaining = _MOST
 
     def fill(self, value: Any) -> Any:
-        """A value with the variables in all texts filled in. Unknown variables are empty, as in compose.
+        """A value in which the variables of all texts are filled in. Unknown variables are empty, as in compose.
 
         Raises ConfigError for a form that compose does not have, with the text of `${NAME:?text}`, and for a file whose
         aliases (*name) repeat without end.
@@ -53,7 +53,7 @@ class Variables:
         return "".join([*pieces, text[position:]])
 
     def _at(self, text: str, begin: int) -> tuple[str, int]:
-        """(value, end) of the form that begins at a dollar."""
+        """The value of the variable reference at the dollar sign `begin`, and the index after the reference."""
         if text.startswith("$$", begin):
             return "$", begin + 2
         braced = text.startswith("${", begin)
@@ -104,7 +104,8 @@ def env_file(file: Path) -> dict[str, str]:
 
 
 def mapping(value: Any, variables: Mapping[str, str]) -> dict[str, str]:
-    """An environment: a mapping, or a list of NAME=value. A name alone has the variable's value, if any."""
+    """Environment variables from a mapping or a list of NAME=value. A NAME alone gets the value of this name in
+    `variables`, if any."""
     if isinstance(value, dict):
         pairs = [(str(name), None if setting is None else text(setting)) for name, setting in value.items()]
     else:
@@ -115,7 +116,7 @@ def mapping(value: Any, variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def text(value: Any) -> str:
-    """A plain value as compose writes the value. Raises ConfigError for a list or a mapping."""
+    """A text, number or boolean as text, in the form of compose. Raises ConfigError for a list or a mapping."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str | int | float):
@@ -129,14 +130,14 @@ def word(settings: Mapping[str, Any], key: str) -> str:
 
 
 def items(value: Any) -> list[Any]:
-    """A list; a single value as a list; an empty list for None."""
+    """The items of a list. A single value becomes a list, None an empty list."""
     if value is None:
         return []
     return value if isinstance(value, list) else [value]
 
 
 def words(value: Any) -> tuple[str, ...] | None:
-    """A command: a list, or a line that is split as a shell would. None: not set."""
+    """The words of a command: a list, or a line that is split as in a shell. None if the command is not set."""
     if value is None:
         return None
     if isinstance(value, list):
@@ -148,7 +149,7 @@ def words(value: Any) -> tuple[str, ...] | None:
 
 
 def seconds(value: Any) -> float:
-    """Seconds of a time such as 1m30s or 500ms. Raises ConfigError."""
+    """A duration such as 1m30s or 500ms in seconds. Raises ConfigError for other values."""
     time = text(value).strip()
     if not time or "".join(part[0] for part in _PART.finditer(time)) != time:
         raise ConfigError(f"{time!r} is not a time; write 10s, 1m30s or 500ms")
@@ -156,7 +157,7 @@ def seconds(value: Any) -> float:
 
 
 def megabytes(value: Any) -> int:
-    """MiB, at least 1, of a size such as 512m, 2g or a number of bytes. Raises ConfigError."""
+    """A size such as 512m, 2g or a number of bytes in MiB, at least 1. Raises ConfigError for other values."""
     match = _SIZE.fullmatch(text(value).strip())
     if match is None:
         raise ConfigError(f"{value!r} is not a size; write 512m or 2g")
@@ -164,7 +165,7 @@ def megabytes(value: Any) -> int:
 
 
 def number(value: Any) -> float:
-    """Raises ConfigError unless the value is a positive number."""
+    """A positive number. Raises ConfigError for other values."""
     try:
         parsed = float(text(value))
     except ValueError:
@@ -175,20 +176,22 @@ def number(value: Any) -> float:
 
 
 class Volume(NamedTuple):
-    """A line of `volumes`."""
+    """An entry of `volumes` in a compose file."""
 
     kind: str
-    """volume, bind or tmpfs."""
+    """The kind of mount: volume, bind or tmpfs."""
     source: str
     target: str
     read_only: bool
     size_mb: int = 0
-    """The size of a tmpfs; 0: not set."""
+    """The size of a tmpfs in MiB; 0: not set."""
 
 
 def in_memory(value: Any) -> dict[str, Any]:
-    """The fields of the Mount for a line of `tmpfs`: /path or /path:size=64m,uid=999,gid=999,mode=700. Other options
-    change nothing here. Raises ConfigError."""
+    """The fields of a Mount from an entry of `tmpfs`, such as /path or /path:size=64m,uid=999,gid=999,mode=700.
+
+    Other options are ignored. Raises ConfigError for a wrong value.
+    """
     path, _, settings = text(value).partition(":")
     options = dict(setting.partition("=")[::2] for setting in settings.split(",") if setting)
     fields: dict[str, Any] = {"path": path, "owner": f"{options.get('uid', '0')}:{options.get('gid', '0')}"}
@@ -200,7 +203,7 @@ def in_memory(value: Any) -> dict[str, Any]:
 
 
 def volume(value: Any) -> Volume:
-    """A mount in compose's short or long form. Raises ConfigError."""
+    """The Volume from an entry in compose's short or long form. Raises ConfigError for a wrong value."""
     if isinstance(value, dict):
         memory = value.get("tmpfs")
         size = memory.get("size") if isinstance(memory, dict) else None

@@ -1,4 +1,4 @@
-"""task.toml of a Harbor task: schema 1.0 to 1.4, with the older spellings of published sets.
+"""Read task.toml of a Harbor task: schemas 1.0 to 1.4, and older spellings in published sets of tasks.
 
 Unknown keys are ignored, as in Harbor.
 """
@@ -20,11 +20,11 @@ from agentrl._util.config_errors import problems
 
 NetworkMode: TypeAlias = Literal["public", "no-network", "allowlist"]
 User: TypeAlias = Annotated[str | None, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)]
-"""A user's name or number; None: the image's user, by default root."""
+"""A user's name or number. None means the image's user, which is root by default."""
 
 _log = logging.getLogger("agentrl")
 _warned: set[str] = set()
-"""The variables that a warning has named: all tasks of a set name the same variables."""
+"""The variables for which a warning was logged. All tasks of a set name the same variables, so each is logged once."""
 
 _VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG])B?", re.IGNORECASE)
@@ -64,7 +64,7 @@ class Environment(_Part):
     @model_validator(mode="before")
     @classmethod
     def _older_spellings(cls, data: Any) -> Any:
-        """memory = "2G", storage = "10G" and allow_internet = false of schema 1.0 and before."""
+        """Accept the keys of schema 1.0 and before: memory = "2G", storage = "10G" and allow_internet = false."""
         if not isinstance(data, dict):
             return data
         data = dict(data)
@@ -102,7 +102,7 @@ class Collect(_Part):
 
 class Verifier(_Part):
     timeout_sec: float | None = None
-    """None: the task's, by default 600 seconds."""
+    """The time limit in seconds. None: the time limit of the task, which is 600 by default."""
     env: dict[str, str] = Field(default_factory=dict)
     user: User = None
     environment_mode: Literal["shared", "separate"] | None = None
@@ -119,7 +119,8 @@ class Verifier(_Part):
 
     @property
     def mode(self) -> Literal["shared", "separate"] | None:
-        """None: not set in this section."""
+        """Where the verifier runs: in the agent's sandbox or in a separate sandbox. None if this section does not
+        tell."""
         return self.environment_mode or ("separate" if self.environment is not None else None)
 
 

@@ -1,4 +1,4 @@
-"""Read a Dockerfile: instructions with flags, arguments and here-documents, and variables."""
+"""Parse a Dockerfile: its instructions with flags, arguments and here-documents, and its variables."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _VARIABLE = re.compile(r"\\(.)|\$(?:(\w+)|\{(\w+)(?:(:?[-+])([^}]*))?\})")
 @dataclass(frozen=True, slots=True)
 class Instruction:
     line: int
-    """The first line, counted from 1."""
+    """The number of the instruction's first line, from 1."""
     end: int
-    """The line after the instruction, counted from 1."""
+    """The number of the line after the instruction, from 1."""
     name: str
     """The instruction's name in capitals: RUN, COPY, ..."""
     value: str
     """The text after the flags."""
     flags: Mapping[str, str] = field(default_factory=dict)
     documents: Mapping[str, str] = field(default_factory=dict)
-    """Name -> text of a here-document."""
+    """Name of a here-document -> its text."""
 
     def listed(self) -> list[str] | None:
         """The arguments if they are a JSON list of texts: a program without a shell."""
@@ -59,7 +59,7 @@ def parse(text: str) -> list[Instruction]:
 
 
 class _Lines:
-    """The lines of a file, and the number of lines read so far."""
+    """Iterates over the lines of a file, and counts the lines that were read."""
 
     def __init__(self, lines: Sequence[str]) -> None:
         self._lines, self.read = lines, 0
@@ -71,7 +71,7 @@ class _Lines:
 
 
 def _joined(line: str, rest: _Lines, escape: str) -> str:
-    """A line with the lines that continue it, without comments and empty lines."""
+    """A line, joined with its continuation lines, without comments and empty lines."""
     whole = line.strip()
     while whole.endswith(escape):
         whole = whole[:-1]

@@ -36,7 +36,7 @@ class ImageSource:
     """The image and the services of an environment."""
 
     image: str
-    """A name, or the path of a folder with a Dockerfile."""
+    """The name of an image, or the path of a folder with a Dockerfile."""
     workdir: str = "/"
     user: str = "root"
     left_out: list[str] = field(default_factory=list)
@@ -44,7 +44,7 @@ class ImageSource:
     fetches: list[str] = field(default_factory=list)
     """Commands of the build that need a network, with their lines: "line 3: curl"."""
     has_tests: bool = False
-    """The image itself may have files in /tests."""
+    """Whether the image itself may have files in /tests."""
     main: MainService = field(default_factory=MainService)
     """The compose file's settings of the agent's container."""
     services: ServiceGroup | None = None
@@ -65,7 +65,7 @@ def made_from(
     variables: Mapping[str, str] = MappingProxyType({}),
     ready_s: float = 600.0,
 ) -> ImageSource:
-    """The image of an environment folder, which `image` names or the Dockerfile builds, and the services.
+    """The image of an environment folder (the image `image`, or a build of the Dockerfile), and the services.
 
     `installed`: base images have the packages that Dockerfiles install. Install commands are left out, and other
     commands in the same RUN may fail. `variables` are the task's variables for the compose file. Raises CannotRunError.
@@ -108,7 +108,8 @@ def _own_build(folder: Path) -> Build:
 
 
 def _built(build: Build, bases: Mapping[str, str], installed: bool) -> ImageSource:
-    """Build the folder unchanged if its Dockerfile is already right, else a copy."""
+    """The ImageSource of a build. Its image is the folder itself if the Dockerfile needs no change, else a changed
+    copy."""
     reading = _DockerfileReader(bases, installed, build.args, build.target)
     edited = reading.read(build.dockerfile)
     original = build.context / "Dockerfile"
@@ -124,7 +125,7 @@ def _built(build: Build, bases: Mapping[str, str], installed: bool) -> ImageSour
 
 
 class _DockerfileReader:
-    """Reads and edits a Dockerfile, an instruction at a time."""
+    """Reads a Dockerfile instruction by instruction, and edits it."""
 
     def __init__(self, bases: Mapping[str, str], installed: bool, args: Mapping[str, str], target: str) -> None:
         self.bases, self.installed, self.args, self.target = bases, installed, args, target
@@ -133,7 +134,7 @@ class _DockerfileReader:
         self.fetches: list[str] = []
         self._variables: dict[str, str] = {}
         self._before: dict[str, str] = {}
-        """The variables of ARG lines before the first FROM, which only FROM lines know."""
+        """The variables of ARG lines before the first FROM, which have a value only in FROM lines."""
         self._stages: set[str] = set()
 
     def read(self, text: str) -> str:
@@ -145,7 +146,7 @@ class _DockerfileReader:
         return "\n".join(lines) + "\n" if lines != text.splitlines() else text
 
     def _up_to_target(self, text: str) -> str:
-        """The Dockerfile without the stages after the target, which the target cannot need."""
+        """The Dockerfile without the stages after the target stage, which cannot use them."""
         if not self.target:
             return text
         stages = [instruction for instruction in parse(text) if instruction.name == "FROM"]
@@ -156,7 +157,7 @@ class _DockerfileReader:
         return "\n".join(text.splitlines()[: after[0].line - 1]) + "\n" if after else text
 
     def _edits(self, text: str) -> list[Instruction]:
-        """The replaced instructions -> their replacements."""
+        """The instructions to replace. Each has the new text as its `value`."""
         edits = []
         for instruction in parse(text):
             replaced = {"FROM": self._from, "RUN": self._run}.get(instruction.name, self._other)(instruction)

@@ -1,4 +1,4 @@
-"""A Harbor task directory on the way to a Problem."""
+"""Turn a Harbor task directory into a Problem."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from agentrl_sandbox.spec import SandboxSpec
 
 ROOT = ("root", "0")
 _PLACING_S = 60.0
-"""The seconds for grading in addition to test.sh."""
+"""Seconds that grading may take in addition to the time limit of test.sh."""
 _STORAGE_MB = 10240
-"""The format's own default."""
+"""The default of the format, in MiB."""
 _CANARY = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)
 
 
@@ -54,20 +54,21 @@ class HarborSettings(BaseModel):
     base: Mapping[str, str] = Field(default_factory=dict)
     """The task's image -> an image of this machine."""
     installed: bool = False
-    """The images have the packages that Dockerfiles install: leave the install commands out."""
+    """Whether the images have the packages that Dockerfiles install, so that the install commands are left out."""
     network: Literal["none", "task"] = "none"
-    """none: the sandbox has no network, even if the task asks for a network. task: the task decides, possibly by a list
-    of hosts."""
+    """The network of the sandbox. none: no network, even if the task asks for a network. task: as the task asks,
+    possibly with a list of allowed hosts."""
     keep: bool = False
-    """Leave the agent's processes running, for tests that query a service. These processes could tamper with the tests.
-    """
+    """Whether the agent's processes stay running, for tests that query a service. These processes could tamper with the
+    tests."""
     clean: bool = False
-    """If the verifier shares the agent's sandbox: grade in a clean second sandbox, to which the work folder is carried.
-    This keeps out most tricks of an agent with root rights. It suits tests that look only at the work folder."""
+    """Whether a verifier that shares the agent's sandbox runs in a clean second sandbox with a copy of the work folder.
+    This stops most tricks of an agent with root rights, and suits tests that read only the work folder."""
 
 
 def load(task: Task) -> Problem:
-    """The problem of a task directory. Raises ConfigError, or CannotRunError if the task is valid but not for here."""
+    """The problem of a task directory. Raises ConfigError, or CannotRunError if the task is valid but cannot be run
+    here."""
     try:
         settings = HarborSettings.model_validate(dict(task.metadata))
     except ValidationError as exc:
@@ -76,7 +77,7 @@ def load(task: Task) -> Problem:
 
 
 def tasks_in(folder: Path, **settings: JSON) -> Iterator[Task]:
-    """The tasks below a folder, in order of their paths; `settings` go into the metadata of each."""
+    """The tasks below a folder, in order of their paths; `settings` are added to the metadata of each task."""
     for path in sorted(folder.rglob("task.toml")):
         name = path.parent.relative_to(folder).as_posix()
         metadata: dict[str, JSON] = {"format": "harbor", "path": str(path.parent), **settings}
@@ -84,7 +85,7 @@ def tasks_in(folder: Path, **settings: JSON) -> Iterator[Task]:
 
 
 class _Loading:
-    """A task directory on the way to a Problem."""
+    """Turns a task directory into a Problem."""
 
     def __init__(self, settings: HarborSettings) -> None:
         self.settings, self.folder = settings, settings.path.resolve()
@@ -164,8 +165,8 @@ class _Loading:
         }
 
     def _network(self, environment: Environment, phase: Agent | Verifier) -> JSON:
-        """`SandboxSpec.network`. A sandbox has the same network for life: the network of the agent, or of a verifier
-        with a separate sandbox."""
+        """The value for `SandboxSpec.network`. A sandbox never changes its network: it is the network of the agent, or
+        of a verifier with a separate sandbox."""
         if self.settings.network == "none":
             return "none"
         mode, hosts = environment.network_mode, environment.allowed_hosts
@@ -208,14 +209,14 @@ class _Loading:
         return modes[0] if modes else "shared"
 
     def _verifiers(self, part: StepPart | None) -> list[Verifier]:
-        """The verifiers whose settings hold for a step, the more specific verifier first."""
+        """The verifier sections that apply to a step: the step's section before the task's section."""
         return [self.toml.verifier] if part is None else [part.verifier, self.toml.verifier]
 
     def _own(self, folder: Path, part: StepPart | None) -> OwnSandbox:
-        """The verifier's environment: the named environment, the image that is built in tests/, or an image like the
-        agent's.
+        """The separate sandbox of a verifier. Its image is the configured image, or is built in tests/, or is the
+        agent's image.
 
-        The artifacts are copied there, with the files that hooks collect in the agent's sandbox.
+        The artifacts, and the files that hooks collect in the agent's sandbox, are copied into this sandbox.
         """
         tests = [parent / "tests" for parent in (folder, self.folder)]
         build = next((path for path in tests if (path / "Dockerfile").is_file()), None)
@@ -270,7 +271,7 @@ class _Loading:
         return existing
 
     def _gold(self, folder: Path) -> Solution | None:
-        """solve.sh as Harbor's oracle runs the script: the exit code is ignored."""
+        """The solution: solve.sh, run as by Harbor's oracle, which ignores the exit code."""
         place = next((parent for parent in (folder, self.folder) if (parent / "solution" / "solve.sh").is_file()), None)
         if place is None:
             return None
@@ -320,7 +321,8 @@ class _Collecting:
 
 
 def _obeyed(path: str) -> bool:
-    """Whether programs obey a file in any folder. Such files of the agent's do not reach a clean sandbox."""
+    """Whether a path is a settings file that programs read in any folder. Such files of the agent are not copied to a
+    clean sandbox."""
     return any(fnmatch(part, pattern) for part in path.split("/") for pattern in SETTINGS)
 
 
@@ -334,7 +336,7 @@ def _threshold(part: StepPart | None) -> float | None:
 
 
 def _instruction(path: Path) -> str:
-    """The text without the canary lines at the beginning, which are not meant for the agent."""
+    """The text of an instruction, without canary lines at the beginning, which are not meant for the agent."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as exc:
@@ -347,7 +349,7 @@ def _instruction(path: Path) -> str:
 
 
 def _health(check: Healthcheck) -> str:
-    """A loop that ends when the check passes, and fails the setup after too many failures."""
+    """A shell loop that ends when the health check passes, and fails the setup after too many failures."""
     command = f"timeout {check.timeout_sec:g} bash -c {shlex.quote(check.command)}"
     begin = f"sleep {check.start_interval_sec:g}; continue"
     return "\n".join(
@@ -363,7 +365,7 @@ def _health(check: Healthcheck) -> str:
 
 
 def _running(command: str) -> str:
-    """Start the command of the compose file, in parallel with the agent."""
+    """A shell line that starts the command of the compose file in parallel with the agent."""
     return f"nohup setsid {command} > /tmp/.main-service.log 2>&1 < /dev/null &"
 
 

@@ -1,7 +1,7 @@
-"""Grade a Harbor task: place the tests, run test.sh, and read the reward file of test.sh.
+"""Grade a Harbor task: copy the tests into the sandbox, run test.sh, and read the reward file that test.sh writes.
 
 The exit code of test.sh is ignored. A reward that is missing, empty or not finite is an error rather than 0: the tests
-broke, so the work is not judged. A 0 of a test.sh that could not start the test runner is an error, too.
+broke, so they do not judge the agent's work. A 0 of a test.sh that could not start the test runner is an error, too.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ for link; do
   esac
 done' sh {} + 2>/dev/null
 true""".replace("TESTS", TESTS).replace("VERIFIER", VERIFIER)
-"""Lists the links to the tests, among the links in FOLDERS and the links that root did not make.
+"""A shell command that lists symbolic links to the tests, among the links in FOLDERS and the links that root did not
+create.
 
 The command runs in the folder of the tests, so links through a process's working directory lead there, too. Links to a
 process's program or open files are refused: tests have their files open.
@@ -57,23 +58,23 @@ class HarborGrader:
     tests: tuple[Path, ...]
     """Folders that are merged into /tests. Later folders replace files of earlier folders."""
     user: str | None = None
-    """The user that runs test.sh; None: the box's user."""
+    """The user that runs test.sh; None: the sandbox's user."""
     env: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 600.0
     collect: tuple[Collect, ...] = ()
     fresh: bool = True
-    """Empty /tests first, so that no file of the agent's remains. False: the image has files there."""
+    """Whether to empty /tests first, so that no file of the agent remains. False if the image has files in /tests."""
     workdir: str = "/"
-    """The folder whose modules do not replace modules of the image."""
+    """The work folder. Python modules in this folder do not replace modules of the image during the tests."""
     judged: tuple[str, ...] = ()
-    """The agent's files and folders for the tests; empty: the work folder."""
+    """The files and folders of the agent that the tests judge; empty: the work folder."""
     under: str = NO_MONITOR
     """Shell words that precede test.sh in the command line."""
     more: bool = False
-    """The agent continues in this sandbox: remove the tests."""
+    """Whether the agent continues in this sandbox, so that the tests are removed afterwards."""
 
     async def grade(self, box: Sandbox) -> Grade:
-        """The reward. Raises InfraError, with the end of the tests' output, if no reward can be trusted: the file is
+        """The reward. Raises InfraError, with the end of the tests' output, if there is no reliable reward: the file is
         missing, or test.sh wrote 0 because the tests could not start."""
         for hook in self.collect:  # best effort, as in Harbor: what it collects is missed by the tests if it failed
             await box.exec(hook.command, user=hook.user, timeout=hook.timeout_sec)
@@ -140,7 +141,7 @@ chmod 777 {VERIFIER}"""
 def read_rewards(as_json: str | None, as_text: str | None) -> dict[str, float]:
     """The rewards in reward.json, or else the number in reward.txt, under the name "reward".
 
-    Raises ValueError naming the mistake.
+    Raises ValueError with the mistake.
     """
     if as_json is not None:
         return _from_json(as_json)

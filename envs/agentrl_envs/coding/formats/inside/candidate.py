@@ -37,7 +37,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(data: Any) -> Any:
-    """The argument of `encode`."""
+    """The inverse of `encode`."""
     tag, content = data
     if tag == "d":
         return {decode(key): decode(item) for key, item in content}
@@ -61,7 +61,7 @@ def answer(request: Any) -> Any:
 
 
 def output(file: str, text: str) -> Any:
-    """The output of a program for an input: ["v", text], or ["-", the reason for no output]."""
+    """Run a program on an input. Returns ["v", the output], or ["-", the reason for no output]."""
     process = subprocess.Popen(
         [sys.executable, "-I", "-B", file],
         stdin=subprocess.PIPE,

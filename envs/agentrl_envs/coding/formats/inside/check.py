@@ -1,4 +1,4 @@
-"""Runs the tests of a task, and calls the agent's functions by messages. This sandbox holds no file of the agent's.
+"""Runs the tests of a task, and calls the agent's functions by messages. This sandbox has no file of the agent.
 
 The agent's code runs in a second sandbox (candidate.py), which returns plain data only. So the code can neither see the
 tests, replace `assert`, return an object that equals every value, nor reach this process.
@@ -67,7 +67,7 @@ class Host:
             data = data[os.write(self.out, data) :]
 
     def ask(self, kind: str, *arguments: Any) -> str:
-        """The reply. Raises GoneError if there is none."""
+        """Send a question to the parent, and return the reply. Raises GoneError without a reply."""
         self.tell(kind, *arguments)
         line = self.lines.readline().decode("utf-8", "replace")
         if not line.startswith("+"):
@@ -88,8 +88,8 @@ class Candidate:
         self.running = True
 
     def ask(self, *request: Any) -> Any:
-        """The value of the reply. Raises the agent's exception, by a class of the same name, and GoneError without a
-        readable reply."""
+        """Send a request to the agent's process, and return the value. If the agent's code raised an exception, raises
+        an exception of the same name. Raises GoneError without a readable reply."""
         try:
             tag, content = json.loads(self.host.ask("ask", request))
             if tag == "-":
@@ -111,7 +111,7 @@ class Candidate:
         return content.encode("latin-1") if tag == "b" else complex(*content) if tag == "c" else plain(content)
 
     def exception(self, names: list[str]) -> Any:
-        """The exception class of a name, under the nearest built-in class that is an Exception.
+        """An exception class for the agent's class, derived from the nearest built-in Exception class in `names`.
 
         StopIteration becomes a RuntimeError, as in generators. Otherwise a test such as `all(map(f, ...))` would end
         its loop.
@@ -132,8 +132,7 @@ class Candidate:
         return call
 
     def module(self, name: str) -> types.ModuleType:
-        """A stand-in for a module of the agent's, with functions, exceptions and, while the module runs, plain
-        values."""
+        """A stand-in for a module of the agent, with functions, exceptions and, while the module runs, plain values."""
         errors = exceptions_in(self.sources.get(name, ""))
 
         class Module(types.ModuleType):
@@ -149,7 +148,7 @@ class Candidate:
 
 
 def exceptions_in(source: str) -> dict[str, list[str]]:
-    """Name -> base classes of the exceptions that a text defines. The text is parsed, not run."""
+    """Name -> names of base classes, for the exceptions that a source text defines. The text is parsed, not run."""
     try:
         body = ast.parse(source).body
     except (ValueError, SyntaxError, RecursionError, MemoryError):
@@ -193,7 +192,8 @@ class Tally:
             self.log.append(f"{line}  # {why}")
 
     def attempt(self, run: Callable[[], Any], asserts: int) -> bool:
-        """Whether the function returned. If not, all assertions that were not reached count as failed."""
+        """Run a function with `asserts` assertions. Returns whether the function returned without an exception; if not,
+        all assertions that were not reached count as failed."""
         before = self.total
         try:
             run()
@@ -205,7 +205,8 @@ class Tally:
 
 
 class Asserts(ast.NodeTransformer):
-    """Makes `assert x` count. An assertion that is always true, like `assert True`, is dropped."""
+    """Rewrites `assert x` so that each assertion is counted. An assertion that is always true, like `assert True`, is
+    dropped."""
 
     def visit_Assert(self, node: ast.Assert) -> Any:
         if isinstance(node.test, ast.Constant) and node.test.value:
@@ -218,7 +219,7 @@ class Asserts(ast.NodeTransformer):
 
 
 def check_function(job: dict[str, Any], candidate: Candidate) -> Tally:
-    """HumanEval: `check(candidate)` in `test`, with the other definitions of `prompt`."""
+    """Run HumanEval's tests: the function `check(candidate)` in `test`, with the other definitions of `prompt`."""
     tally = Tally()
     candidate.start()
     names: dict[str, Any] = {"__name__": "check", "__record__": tally.record}
@@ -236,7 +237,7 @@ def count_asserts(node: ast.AST) -> int:
 
 
 def check_text(job: dict[str, Any], candidate: Candidate) -> Tally:
-    """Assertions and test functions in `test`, which use `names` of the agent's module, or import the module.
+    """Run assertions and test functions in `test`, which use `names` of the agent's module, or import the module.
 
     Each statement counts alone: a statement that fails does not end the rest.
     """
@@ -267,7 +268,7 @@ def is_test(name: str) -> bool:
 
 
 def check_streams(job: dict[str, Any], candidate: Candidate) -> Tally:
-    """The agent's file as a program: each input must lead to the expected output."""
+    """Run the agent's file as a program: each input must lead to the expected output."""
     tally = Tally()
     candidate.start()
     for number, (text, expected) in enumerate(job["streams"], 1):
@@ -307,7 +308,7 @@ def is_word(word: str, expected: str) -> bool:
 
 
 def check_folder(job: dict[str, Any], candidate: Candidate) -> Tally:
-    """pytest over a folder of tests. The tests import the agent's modules by name."""
+    """Run pytest over a folder of tests. The tests import the agent's modules by name."""
     sys.path[:0] = [job["pytest"]]
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     import pytest
@@ -349,7 +350,8 @@ def check_folder(job: dict[str, Any], candidate: Candidate) -> Tally:
 
 
 def need_modules(host: Host, error: str) -> None:
-    """End here if tests could not be loaded because a module is missing. The agent's modules are stand-ins."""
+    """End this process if tests could not be loaded because a module is missing in the image. The agent's
+    modules are never missing, as they are stand-ins."""
     if "ModuleNotFoundError" in error:
         host.tell("unstarted", error[-400:])
         os._exit(0)
@@ -380,7 +382,7 @@ def main() -> None:
 
 
 def encode(value: Any) -> Any:
-    """As in candidate.py, which is a separate program."""
+    """The same as `encode` in candidate.py, which is a separate program."""
     kind = type(value)
     if kind in (bool, int, float, str, type(None)):
         return ["v", value]

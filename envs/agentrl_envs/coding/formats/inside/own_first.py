@@ -1,7 +1,7 @@
-"""Placed as `sitecustomize` before tests run: modules of the interpreter come before modules of the work folder.
+"""Installed as `sitecustomize` before tests run: modules of the interpreter come before modules of the work folder.
 
-Otherwise a file of the work, such as pytest.py or json.py, would replace a module that the tests need. Modules that the
-work folder had before the agent began still come first.
+Otherwise a file of the agent, such as pytest.py or json.py, would replace a module that the tests need. Modules that
+the work folder had before the agent began still come first.
 """
 
 # For every Python since 3.5, as images have them: hence the quotes.
@@ -28,7 +28,7 @@ LIBRARY = os.path.dirname(os.__file__) + "/"
 
 
 def known() -> "set[str] | None":
-    """The names that the work folder had at the beginning. None if unknown."""
+    """The names of modules that the work folder had before the agent began. None if unknown."""
     try:
         with open(KNOWN) as names:
             return {name.strip().partition(".")[0] for name in names}

@@ -1,6 +1,6 @@
 """A plugin of pytest that records the true end of each test, whatever a report or a printed line claims.
 
-The plugin is loaded before the work under test. For each test a line holds the id, whether the test was marked to fail,
+The plugin is loaded before the code under test. For each test a line holds the id, whether the test was marked to fail,
 and the ending.
 """
 

@@ -1,6 +1,6 @@
-"""SWE-bench instances: parsed, specified as problems, and graded from the logs of their tests.
+"""SWE-bench instances: parse them, turn them into problems, and grade them from the logs of their tests.
 
-Grading recorded logs is proven; that the images of the data sets run here is not claimed.
+The grading of recorded logs is tested. Whether the images of the data sets run here is not tested.
 """
 
 from agentrl_envs.coding.formats.swebench.grading import InstanceResult, grade_log

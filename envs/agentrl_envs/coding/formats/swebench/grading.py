@@ -17,11 +17,11 @@ from agentrl_envs.coding.formats.swebench.logs import BAD, ParsedLog, Status, re
 START = ">>>>> Start Test Output"
 END = ">>>>> End Test Output"
 EXIT_CODE = ">>>>> Test Exit Code"
-"""The marks in the output of SWE-bench's evaluation scripts."""
+"""A mark before the exit code of the tests, in the output of SWE-bench's evaluation scripts."""
 
 _FAILED_BEFORE = (">>>>> Patch Apply Failed", ">>>>> Reset Failed", ">>>>> Tests Errored", ">>>>> Tests Timed Out")
 _ERROR = re.compile(r"^(?:E  |\w*Error\b|Traceback )", re.MULTILINE)
-"""The errors of Python or pytest if the work under test cannot even be loaded."""
+"""Matches errors of Python or pytest, which occur if the code under test cannot be loaded."""
 _CODE = re.compile(rf"^{EXIT_CODE}: *(-?\d+)\s*$", re.MULTILINE)
 
 
@@ -33,24 +33,24 @@ class InstanceResult:
     reason: str
     """Why the instance is unresolved; "" if resolved."""
     broken: bool = False
-    """The log does not judge the work: the tests never ran, or the log is not whole."""
+    """Whether the log says nothing about the agent's code: the tests never ran, or the log is incomplete."""
     fail_to_pass: Mapping[str, bool] = field(default_factory=dict)
     pass_to_pass: Mapping[str, bool] = field(default_factory=dict)
 
     def share(self) -> dict[str, float]:
-        """The right share of each list."""
+        """Name of the list (fail_to_pass or pass_to_pass) -> the share of its tests with the right status."""
         lists = {"fail_to_pass": self.fail_to_pass, "pass_to_pass": self.pass_to_pass}
         return {name: sum(tests.values()) / len(tests) for name, tests in lists.items() if tests}
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a test ended, as noted beside the log."""
+    """How a test ended, as the pytest plugin recorded in a separate file."""
 
     ending: str
-    """passed, raised, xfailed or skipped."""
+    """How the test ended: passed, raised, xfailed or skipped."""
     marked: bool = False
-    """The test was marked to fail before any test ran."""
+    """Whether the test was marked as an expected failure before any test ran."""
 
 
 def grade_log(
@@ -102,8 +102,8 @@ def _report(instance: Instance, statuses: Mapping[str, Status], results: Mapping
 
 
 def _agrees(names: _Names, test: str, results: Mapping[str, Result]) -> bool:
-    """Whether a test that is right in the log really ended so. An expected failure must be marked in the test's file,
-    because the work under test could also declare expected failures."""
+    """Whether a test with the right status in the log has the same status in `results`. An expected failure must be
+    marked in the test's file, because the code under test could declare expected failures, too."""
     matches = [result for name, result in results.items() if _same(name, test)]
     if names.status(test) == "XFAIL":
         return bool(matches) and all(result.marked for result in matches)
@@ -111,7 +111,7 @@ def _agrees(names: _Names, test: str, results: Mapping[str, Result]) -> bool:
 
 
 def _same(name: str, test: str) -> bool:
-    """Whether two ids name the same test: ids may begin in different folders, or be cut at a blank."""
+    """Whether two ids name the same test: ids may begin in different folders, or be cut off at a space."""
     name, test = _plain(name), _plain(test)
     if test.count("[") > test.count("]"):
         return name.startswith(test)
@@ -128,7 +128,8 @@ class _Names:
             self._plain.setdefault(_plain(name), []).append(name)
 
     def status(self, test: str) -> Status | None:
-        """None if the log does not name the test, or names several candidates with different statuses."""
+        """The status of a test. None if the log does not name the test, or has several matching names with different
+        statuses."""
         if test in self._statuses:
             return self._statuses[test]
         matches = self._plain.get(_plain(test), [])

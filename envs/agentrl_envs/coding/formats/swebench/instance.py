@@ -15,7 +15,7 @@ from agentrl import ConfigError
 from agentrl._util.config_errors import problems
 
 TESTBED = "/testbed"
-"""Where the repository lies in the images."""
+"""The folder of the repository in the images."""
 
 _CHANGED = re.compile(r"^diff --git a/(\S+) b/(\S+)$", re.MULTILINE)
 Style: TypeAlias = Literal["pytest", "pytest itself", "unittest", "sympy"]
@@ -37,7 +37,7 @@ _COMMANDS = {
 
 
 def _list(value: Any) -> Any:
-    """Older rows hold a list as JSON in a text."""
+    """A list in a row. Older rows have the list as JSON text."""
     if not isinstance(value, str):
         return value
     try:
@@ -47,7 +47,7 @@ def _list(value: Any) -> Any:
 
 
 def _named(tests: tuple[str, ...]) -> tuple[str, ...]:
-    """Published lists hold `[100%]`, pytest's progress, which the publishers' parser took for a test."""
+    """The names of tests, without `[100%]`: pytest prints this progress, and published lists have it as a test."""
     return tuple(test for test in tests if not _PROGRESS.fullmatch(test))
 
 
@@ -72,12 +72,13 @@ class Instance(BaseModel):
     fail_to_pass: _Tests = Field(alias="FAIL_TO_PASS")
     pass_to_pass: _Tests = Field((), alias="PASS_TO_PASS")
     eval_script: str = ""
-    """Newer rows: the script that runs the tests and marks the beginning and end of their output."""
+    """The script that runs the tests and marks the beginning and end of their output. Only newer rows have the
+    script."""
     image: str = ""
     log_parser: str = ""
     test_command: str = ""
-    """A key of agentrl: the test command of a row without an eval_script, if the project runs tests in an unusual
-    way."""
+    """The test command of a row without an eval_script, if the project runs tests in an unusual way. The key is
+    agentrl's, not SWE-bench's."""
 
     @property
     def style(self) -> Style:
@@ -108,7 +109,7 @@ class Instance(BaseModel):
 
 
 def parse_instance(row: Any, where: str = "the row") -> Instance:
-    """An instance from a row. Raises ConfigError naming the mistake."""
+    """An instance from a row. Raises ConfigError with the mistake."""
     try:
         instance = Instance.model_validate(row)
     except ValidationError as exc:
@@ -119,7 +120,7 @@ def parse_instance(row: Any, where: str = "the row") -> Instance:
 
 
 def read_instances(path: Path) -> Iterator[Instance]:
-    """The instances of a file: JSON lines, or a JSON list. Raises ConfigError naming the line."""
+    """The instances of a file: JSON lines, or a JSON list. Raises ConfigError with the line."""
     try:
         text = path.read_text(encoding="utf-8")
         rows = (

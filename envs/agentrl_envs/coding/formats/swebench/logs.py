@@ -1,7 +1,7 @@
 """Read the log of a test run: the status of each test, as pytest, unittest and sympy print statuses.
 
-The tests print, and so does the work under test. So the worst printed status of a test counts, and `ParsedLog.doubts`
-lists suspicious parts of the log.
+The tests print, and the code under test may print lines that look like results. So the worst printed status of a test
+counts, and `ParsedLog.doubts` lists suspicious parts of the log.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _COUNTED: Mapping[str, str] = {"passed": "PASSED", "failed": "FAILED"}
 
 
 def _pytest_itself(log: str) -> ParsedLog:
-    """pytest's tests run pytest, and print the inner output. The last summary belongs to the outer run."""
+    """Read a log of pytest's own tests. They run pytest and print its output, so only the last summary counts."""
     lines = log.splitlines()
     headings = [number for number, line in enumerate(lines) if _HEADING.fullmatch(_COLOURS.sub("", line).rstrip())]
     return _pytest("\n".join(lines[headings[-1] :])) if headings else _pytest(log)
@@ -73,7 +73,7 @@ def _pytest(log: str) -> ParsedLog:
 
 
 def _pytest_line(line: str) -> tuple[str, Status] | None:
-    """A line of the summary, `PASSED test`, or of a verbose run, `test PASSED`."""
+    """Read a line of the summary (`PASSED test`) or of a verbose run (`test PASSED`)."""
     word, _, rest = line.partition(" ")
     if word in _WORDS:
         rest = rest.strip()
@@ -95,7 +95,7 @@ def _totals(line: str) -> Counter[str]:
 
 
 def _pytest_doubts(lines: list[str], totals: list[Counter[str]]) -> Iterator[str]:
-    """The log must have a single summary, with as many tests as the last line counts."""
+    """Reasons to doubt a pytest log: it must have a single summary, with as many tests as the last line counts."""
     headings = [number for number, line in enumerate(lines) if _HEADING.fullmatch(line)]
     if len(headings) > 1:
         yield f"it has {len(headings)} summaries"
@@ -152,7 +152,7 @@ def _is_migration(text: str) -> bool:
 
 
 def _ending(text: str, *, alone: bool) -> Status | None:
-    """The status at the end of a test's line, or at the begin of a later line, if the test printed in between."""
+    """The status at the end of a test's line, or at the beginning of a later line, if the test printed in between."""
     if alone:
         return "PASSED" if text == "ok" or text.startswith("ok ") else None
     if text.startswith("skipped"):

@@ -31,7 +31,8 @@ _GOLD = "/tmp/.gold.patch"
 _LOG_BYTES = 32 << 20
 _TESTS_S = 1800.0
 _ACTIVATE = "[ -f /opt/miniconda3/bin/activate ] && source /opt/miniconda3/bin/activate testbed"
-"""The images' default interpreter lacks the project and the project's requirements."""
+"""A shell line that activates the interpreter with the project and its requirements. The image's default interpreter
+lacks both."""
 
 _SURROUNDINGS = NO_USER_SITE + NO_GIT_SETTINGS
 _SETTINGS = (
@@ -40,7 +41,8 @@ _SETTINGS = (
 )
 _TEST_FOLDERS = {"test", "tests", "testing", "e2e"}
 _TEST_MODULES = ("test", "test_*", "*_test", "tests", "runtests")
-"""Without a suffix: Python prefers a package and a compiled module to a file of the same name."""
+"""Patterns for names of test modules, without a suffix: Python prefers a package or a compiled module to a file of the
+same name."""
 
 HIDE_HISTORY = """set -e
 base=$(git rev-parse HEAD)
@@ -55,11 +57,11 @@ later=$(git cat-file --batch-check --batch-all-objects | awk '$2 == "commit" {pr
 done)
 [ -z "$later" ] || { echo "the repository still holds later commits: $later" >&2; exit 1; }
 """
-"""Removes every commit that is not an ancestor of the work: later commits often contain the fix."""
+"""A shell script that removes every commit that is not an ancestor of HEAD: later commits often contain the fix."""
 
 
 def load(task: Task) -> Problem:
-    """The problem of an instance. The metadata hold the instance's row as `row`, or `path` of a file and
+    """The problem of an instance. The metadata has the instance's row as `row`, or the `path` of a file and an
     `instance_id`."""
     instance = _instance(task)
     gold = Solution(files={_GOLD: instance.patch}, command=f"git apply -v {_GOLD} && rm {_GOLD}")
@@ -82,8 +84,8 @@ class SwebenchGrader:
     instance: Instance
 
     async def grade(self, box: Sandbox) -> Grade:
-        """1 if the instance is resolved, else 0; the parts are the shares of both lists. Raises InfraError if the tests
-        never began."""
+        """1 if the instance is resolved, else 0. The parts of the grade are the shares of passed tests in both lists.
+        Raises InfraError if the tests never began."""
         place = await settle(box, TESTBED)
         has_results = self.instance.style == "pytest"
         under = own_first(place) + _SURROUNDINGS + (NOTED_RESULTS if has_results else "")
@@ -124,9 +126,11 @@ async def _results(box: Sandbox, place: str) -> dict[str, Result]:
 
 
 def tests_own(instance: Instance) -> Callable[[str], bool]:
-    """Whether a path belongs to the tests: the file runs, configures or helps tests. The agent's changes to the file do
-    not count. In the data sets, a fix changes only files outside of the tests. A folder that the fix does change is an
-    exception."""
+    """A function that tells whether a path belongs to the tests: the file runs, configures or helps tests.
+
+    The agent's changes to such files do not count: in the data sets, a fix changes only other files. Folders that the
+    instance's fix changes do not belong to the tests.
+    """
     fixed = {path.rpartition("/")[0] for path in instance.fixed_files()}
     named = {*instance.fixed_files()}
     tests = {_module(file) for file in instance.test_files()}
