@@ -1,8 +1,8 @@
 """Back ends of `agentrl.sandbox.Sandbox`.
 
-`open_backend` makes a back end by name: docker and bubblewrap for code from a model. LocalSandbox runs trusted code as
-a plain subprocess. FakeSandbox runs no programs and answers from a script, for tests. SandboxPool keeps sandboxes
-ready.
+`open_backend` opens a back end by name. The back ends docker and bubblewrap are for code from a model. LocalSandbox
+runs trusted code as a plain subprocess. FakeSandbox is for tests: it runs no programs, and replies from a script.
+SandboxPool keeps sandboxes ready.
 """
 
 from agentrl_sandbox.backend import Backend, FoundSandbox, open_backend

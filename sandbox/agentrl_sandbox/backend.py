@@ -1,4 +1,4 @@
-"""The Backend protocol, to make, list and remove sandboxes, and the table of back ends by name."""
+"""The Backend protocol, which creates, lists and removes sandboxes, and the table of back ends by name."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from agentrl_sandbox.spec import SandboxSpec
 
 @dataclass(frozen=True, slots=True)
 class FoundSandbox:
-    """A sandbox on this machine or engine, made by any process."""
+    """A sandbox on this machine or engine, created by any process."""
 
     sandbox_id: str
     image: str
     owner: str
-    """Host, boot, process and start time, in the form of `agentrl_sandbox.owners`."""
+    """The process that owns the sandbox, as text; see `agentrl_sandbox.owners`."""
     run: str
-    """The name of the run."""
+    """The name of the run that uses the sandbox."""
     deadline: float
-    """Unix time. After the deadline the sandbox may be removed."""
+    """The Unix time after which the sandbox may be removed."""
     gone: bool
     """Whether the owner is gone, or the deadline has passed."""
     host: str = ""
@@ -34,9 +34,10 @@ class FoundSandbox:
 
 
 class Backend(Protocol):
-    """A maker of sandboxes. Entering a back end connects to the engine and removes the leftovers of earlier owners.
+    """Creates sandboxes. Entering a back end (`async with`) connects to the engine, and removes sandboxes that ended
+    processes left behind.
 
-    Raises SandboxError, naming the remedy, if the back end cannot work on this machine (no engine, no bubblewrap).
+    Entering raises SandboxError, with the remedy, if the back end cannot work here (no engine, no bubblewrap).
     """
 
     name: str
@@ -46,11 +47,12 @@ class Backend(Protocol):
     async def __aexit__(self, *exc: object) -> None: ...
 
     def sandbox(self, spec: SandboxSpec) -> Sandbox:
-        """A sandbox, not open yet. Raises ConfigError for a spec beyond the limits of this back end."""
+        """A new sandbox, which is not open yet. Raises ConfigError for a spec beyond the limits of this back end."""
         ...
 
     async def prepare(self, image: str) -> None:
-        """Make an image ready, so opening a sandbox need not wait. Raises SandboxError if the image does not exist."""
+        """Get an image ready, so that opening a sandbox need not wait for the image. Raises SandboxError if the image
+        does not exist."""
         ...
 
     async def list(self) -> Sequence[FoundSandbox]:
@@ -64,13 +66,13 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """An object of agentrl on this machine or engine (no sandbox) without any user left."""
+    """An object of agentrl on this machine or engine that nothing uses any more, such as an image. Never a sandbox."""
 
     kind: Literal["image", "cgroup"]
     name: str
     note: str
     size: int = 0
-    """Bytes, if known."""
+    """The size in bytes; 0 if unknown."""
 
 
 @runtime_checkable
@@ -80,13 +82,14 @@ class HasLeftovers(Protocol):
     async def leftovers(self) -> Sequence[Leftover]: ...
 
     async def clear(self, leftovers: Sequence[Leftover]) -> Sequence[Leftover]:
-        """Remove leftovers. Returns the removed leftovers. Leftovers in use again stay."""
+        """Remove leftovers, except leftovers that are in use again. Returns the removed leftovers."""
         ...
 
 
 @runtime_checkable
 class HasMachine(Protocol):
-    """A back end that, once entered, knows the machine of the sandboxes. Other back ends use this machine."""
+    """A back end that, once entered, knows the machine where its sandboxes run. Sandboxes of other back ends run
+    here."""
 
     @property
     def machine(self) -> Machine: ...
@@ -98,11 +101,11 @@ class KeepsMachines(Protocol):
 
     @property
     def keeps_machines(self) -> bool:
-        """Whether the service supports snapshots of machines. Known once the back end is entered."""
+        """Whether the service supports snapshots of machines. Read the value after entering the back end."""
         ...
 
     async def keep(self, sandbox: Sandbox) -> MachineSnapshot:
-        """Save the machine of an open sandbox. The sandbox runs on. No command may be awaited meanwhile.
+        """Save the machine of an open sandbox. The sandbox continues. No command may run during the call.
 
         A sandbox with the snapshot's `image` in the spec continues from there. Raises SandboxError.
         """
@@ -122,18 +125,19 @@ BACKENDS = {
     "fake": "agentrl_sandbox.fake.backend:FakeBackend",
     "auto": "agentrl_sandbox.backend:AutoBackend",
 }
-"""Back ends by name. auto: docker if an engine answers, else bubblewrap."""
+"""Name -> path of the back end's class. auto: docker if an engine responds, else bubblewrap."""
 
 log = logging.getLogger("agentrl")
 
 _warned: set[str] = set()
-"""The fallbacks already logged, so the pools of several event loops log each fallback once."""
+"""Messages about choices of `auto` that were logged, so that the pools of several event loops log each once."""
 
 
 def open_backend(name: str) -> Backend:
-    """A back end by name in BACKENDS, or by class as `package.module:Class`, not entered yet. After "hosted:" comes the
-    class of a service's sandbox: `hosted:slime.agent.sandbox:E2BSandbox`. After "docker:" come hosts:
-    `docker:ssh://user@one,ssh://user@two`.
+    """A new back end, which is not entered yet. `name` is a name in BACKENDS or a class as `package.module:Class`.
+
+    After "hosted:" comes the class of a service's sandbox: `hosted:slime.agent.sandbox:E2BSandbox`. After "docker:"
+    come hosts: `docker:ssh://user@one,ssh://user@two`.
 
     Raises ConfigError for an unknown name, or if a required Python package is missing.
     """
@@ -149,7 +153,8 @@ def open_backend(name: str) -> Backend:
 
 
 class AutoBackend:
-    """Docker if an engine answers, else bubblewrap, with a warning about the reason. `name` is the chosen one's."""
+    """Uses docker if an engine responds, else bubblewrap, with a warning about the reason. `name` is the name of the
+    chosen back end."""
 
     def __init__(self) -> None:
         self._chosen: Backend | None = None

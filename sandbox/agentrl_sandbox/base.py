@@ -1,7 +1,7 @@
-"""ShellSandbox: the whole Sandbox protocol, built on one primitive of the back end: start a program inside.
+"""ShellSandbox: the whole Sandbox protocol, built on a single function of the back end: start a program inside.
 
-Files travel through programs inside the sandbox, run as the requested user (cat, head, tar). So no path of the host is
-ever made from a sandbox's data, and links lead to targets inside.
+Files are read and written by programs inside the sandbox (cat, head, tar), which run as the requested user. So data
+from a sandbox never becomes a path of the host, and links lead to targets inside.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from agentrl_sandbox.spec import SandboxSpec
 log = logging.getLogger(__name__)
 
 _TOOL_S = 300.0
-"""Seconds for one transfer of a file or a tree."""
+"""The most seconds for the transfer of a file or a folder."""
 _PING_S = 20.0
 _PIECE = 256 << 10
 _told: set[tuple[str, str]] = set()
 
 
 class ShellSandbox(abc.ABC):
-    """Shared by the back ends. A back end writes `_open`, `_close` and `_spawn`, and may override other hooks."""
+    """The base of sandboxes. A back end writes `_open`, `_close` and `_spawn`, and may override other hooks."""
 
     kind: ClassVar[str]
     """The back end's name, and the start of `sandbox_id`."""
@@ -46,7 +46,7 @@ class ShellSandbox(abc.ABC):
     has_services: ClassVar[bool] = False
     """Whether the back end supports `SandboxSpec.services`."""
     tool_path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    """PATH of the programs for file transfers: folders not writable by any command of the sandbox."""
+    """PATH of the programs that transfer files: folders to which no command of the sandbox can write."""
 
     def __init__(self, spec: SandboxSpec, sandbox_id: str) -> None:
         if spec.services is not None and not self.has_services:
@@ -64,18 +64,19 @@ class ShellSandbox(abc.ABC):
 
     @abc.abstractmethod
     async def _close(self) -> None:
-        """Remove the sandbox with all its processes, even after a partial open. Not cancelled."""
+        """Remove the sandbox with all its processes, even after a partial open. The call is never cancelled."""
 
     async def _listener(self) -> socket.socket:
-        """A socket listening at `egress.listening.PORT` of the open sandbox's loopback. Used for a spec with hosts."""
+        """A socket that listens at the port `egress.listening.PORT` of the open sandbox's loopback interface. Called if
+        the spec has a list of hosts as its network."""
         raise ConfigError(f"{self.kind} sandboxes cannot keep to a list of hosts; use docker or bubblewrap")
 
     @abc.abstractmethod
     async def _spawn(
         self, argv: Sequence[str], *, user: str, env: Mapping[str, str], cwd: str, stdin: bool, sink: OnOutput
     ) -> Running:
-        """Start a program. `env` extends the sandbox's own environment, `spec.env` included. Without `stdin`, stdin is
-        empty.
+        """Start a program. `env` is added to the sandbox's environment, which includes `spec.env`. Without `stdin`, the
+        program's stdin is empty.
 
         After a cancellation no process is left. Raises FileNotFoundError for a `cwd` that is no folder, and
         SandboxKilledError or SandboxError if the program cannot be started.
@@ -85,11 +86,11 @@ class ShellSandbox(abc.ABC):
         """Raises ConfigError, with the remedy, if the back end cannot act as this user."""
 
     def _resolve(self, sandbox_path: str) -> str:
-        """The absolute path for programs inside. May raise OSError."""
+        """The absolute path of a file for programs inside. May raise OSError."""
         return absolute(posixpath.join(self.spec.workdir, sandbox_path))
 
     def _folders(self) -> tuple[str, ...]:
-        """The writable folders: the content of a snapshot."""
+        """The writable folders, whose content makes a snapshot."""
         workdir = absolute(self.spec.workdir)
         return ("/tmp",) if f"{workdir}/".startswith("/tmp/") else (workdir, "/tmp")
 
@@ -171,7 +172,7 @@ class ShellSandbox(abc.ABC):
             await self._tool(tools.WRITE, path, str(size), user=user, name=sandbox_path, source=source)
 
     async def read_file(self, sandbox_path: str, *, user: str | None = None) -> str:
-        """See `Sandbox.read_file`. Longer files than `read_bytes` reads by default raise OSError with EFBIG."""
+        """See `Sandbox.read_file`. A file that is larger than `max_bytes` of `read_bytes` raises OSError with EFBIG."""
         return (await self.read_bytes(sandbox_path, user=user)).decode(errors="replace")
 
     async def read_bytes(self, sandbox_path: str, *, user: str | None = None, max_bytes: int = 64 << 20) -> bytes:
@@ -223,7 +224,7 @@ class ShellSandbox(abc.ABC):
         return Snapshot(target.getvalue(), folders)
 
     async def restore(self, snapshot: Snapshot) -> None:
-        """See `Sandbox.restore`. Raises ConfigError for a snapshot of other folders."""
+        """See `Sandbox.restore`. Raises ConfigError if the snapshot is of other folders."""
         user, folders = self._admit(None), self._folders()
         if snapshot.folders != folders:
             raise ConfigError(
@@ -243,7 +244,7 @@ class ShellSandbox(abc.ABC):
     # --- how ----------------------------------------------------------------------------------------------------------
 
     def _admit(self, user: str | None) -> str:
-        """The user to act as, if the sandbox is open."""
+        """The user that runs a command. Raises an error if the sandbox is not open."""
         if self._state != "open":
             raise SandboxError(f"sandbox {self.sandbox_id} is not open; use it within `async with`")
         user = user or self.spec.user
@@ -291,9 +292,8 @@ class ShellSandbox(abc.ABC):
         target: IO[bytes] | None = None,
         limit: int = 1 << 20,
     ) -> None:
-        """Run a script of `tools` in the root. Raises OSError about `name`, the caller's path, with EFBIG for more than
-        `limit` bytes of output.
-        """
+        """Run a script of `tools` in the root folder. Raises OSError about the caller's path `name`; the error is EFBIG
+        if the output has more than `limit` bytes."""
         catch = tools.Catch(target or io.BytesIO(), limit)
         running = await self._spawn(
             ["sh", "-c", script, "sh", *args],
@@ -318,7 +318,8 @@ class ShellSandbox(abc.ABC):
         await self._tool(tools.CHMOD, self._file(sandbox_path), mode, user=user, name=sandbox_path)
 
     def _tell_loosened(self) -> None:
-        """Log settings less safe than the defaults: once for each kind of sandbox, as a pool makes many alike."""
+        """Log settings that are less safe than the defaults, once for each kind of sandbox: a pool has many equal
+        sandboxes."""
         for weakness in self.spec.loosened():
             if (self.kind, weakness) not in _told:
                 _told.add((self.kind, weakness))
@@ -326,7 +327,7 @@ class ShellSandbox(abc.ABC):
 
 
 async def _send(process: Process, source: IO[bytes]) -> None:
-    """Hand a file to a command, piece by piece."""
+    """Send the content of a file to the stdin of a command, piece by piece."""
     while piece := source.read(_PIECE):
         await process.send(piece)
     await process.close_stdin()

@@ -1,4 +1,4 @@
-"""A command in a sandbox: the back end's `Running`, and the protocol's `Process` on top."""
+"""A command in a sandbox: the protocol `Running` of back ends, and a `Process` for users that is built on it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PIECE = 256 << 10
 
 
 class Running(Protocol):
-    """A command started by a back end. Output goes to the `sink` of `ShellSandbox._spawn`."""
+    """A command that a back end has started. Output goes to the `sink` of `ShellSandbox._spawn`."""
 
     async def send(self, data: bytes) -> None:
         """Write to stdin and wait while the pipe is full. Raises BrokenPipeError once the reader is gone."""
@@ -29,7 +29,7 @@ class Running(Protocol):
     async def ended(self) -> int:
         """Wait for the end of the first process and all output. Returns the exit code, 128 + n for signal n.
 
-        A background process still holding the pipes causes only a moment's delay. May be cancelled and called again.
+        If a background process still holds the pipes, the wait ends after a moment. May be cancelled and called again.
         Raises SandboxKilledError or SandboxError if the sandbox ended meanwhile.
         """
         ...
@@ -42,13 +42,13 @@ class Running(Protocol):
 
 
 class ShellProcess:
-    """An `agentrl.sandbox.Process` made of a Running and an Output."""
+    """An `agentrl.sandbox.Process`, built from a Running and an Output."""
 
     def __init__(self, running: Running, output: Output, check_open: Callable[[], None]) -> None:
         self._running = running
         self._output = output
         self._check_open = check_open
-        """Raises SandboxError if the sandbox was closed meanwhile."""
+        """A function that raises SandboxError if the sandbox was closed."""
         self._result: ExecResult | None = None
 
     async def send(self, data: bytes) -> None:
@@ -74,7 +74,7 @@ class ShellProcess:
         await finish(self._running.kill())
 
     async def _code(self, timeout: float | None) -> int | None:
-        """The exit code. None after a kill at the timeout."""
+        """Wait for the exit code. None if the command was killed at the timeout."""
         try:
             async with asyncio.timeout(timeout) as deadline:
                 return await self._running.ended()
@@ -110,7 +110,7 @@ def fits(script: str) -> bool:
 
 @contextlib.asynccontextmanager
 async def fed(feed: Coroutine[Any, Any, None] | None) -> AsyncIterator[None]:
-    """Run `feed`, a writer to a command's stdin, beside the body. A missing reader is not an error."""
+    """Within `with`, run `feed`, which writes to a command's stdin. It is no error if the command stops reading."""
     if feed is None:
         yield
         return
@@ -125,7 +125,7 @@ async def fed(feed: Coroutine[Any, Any, None] | None) -> AsyncIterator[None]:
 
 
 async def finish(work: Awaitable[T]) -> T:
-    """Wait for the end of `work`, even if the caller is cancelled. The cancellation is raised afterwards."""
+    """Wait for the end of `work`, even if the caller is cancelled. CancelledError is raised afterwards."""
     task = asyncio.ensure_future(work)
     cancelled = None
     while not task.done():

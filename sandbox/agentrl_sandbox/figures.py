@@ -1,4 +1,4 @@
-"""The figures of a pool: counts of sandboxes and failures, and durations."""
+"""Statistics of a pool: numbers of sandboxes and failures, and durations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LaneName: TypeAlias = Literal["episode", "grade", "tests"]
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """Quantiles of the last thousand times, in seconds; all zero if no time was recorded."""
+    """Quantiles of the last thousand durations, in seconds; all zero if no duration was recorded."""
 
     p50: float
     p90: float
@@ -30,33 +30,33 @@ class Quantiles:
 
 @dataclass(frozen=True, slots=True)
 class LaneFigures:
-    """One lane at present."""
+    """The present numbers of a lane: sandboxes for a purpose, such as episodes or grading."""
 
     capacity: int
     ready: int
     in_use: int
     waiting: int
-    """Callers of `acquire` still without a sandbox."""
+    """The number of callers of `acquire` that wait for a sandbox."""
     making: int
     removing: int
 
 
 @dataclass(frozen=True, slots=True)
 class PoolFigures:
-    """A pool at present, and the totals so far."""
+    """The present numbers of a pool, and its totals since it was opened."""
 
     lanes: Mapping[LaneName, LaneFigures]
     created: int
     removed: int
     handed_out: int
     at_once: int
-    """Sandboxes handed out without a wait."""
+    """The number of `acquire` calls that got a sandbox without waiting."""
     failed: int
-    """Failed creations, each followed by a retry."""
+    """The number of failed attempts to create a sandbox. Each is followed by a new attempt."""
     died: int
-    """Sandboxes that died before use."""
+    """The number of sandboxes that ended before they were used."""
     left_behind: int
-    """Sandboxes left after a failed removal. The back end's reaper removes these later."""
+    """The number of sandboxes that could not be removed. The back end's reaper removes them later."""
     wait: Quantiles
     """Seconds from the call of `acquire` until the sandbox is ready."""
     create: Quantiles
@@ -71,7 +71,7 @@ class PoolFigures:
 
 @dataclass(slots=True)
 class Tally:
-    """The running counts for `PoolFigures`."""
+    """Counts events for `PoolFigures`."""
 
     created: int = 0
     removed: int = 0

@@ -1,6 +1,5 @@
-"""The bookkeeping of a pool: the sandboxes, the waiting callers, and the next sandbox to make. No function here
-waits.
-"""
+"""The bookkeeping of a pool: its sandboxes, the waiting callers, and the next sandbox to create. No function here
+waits."""
 
 from __future__ import annotations
 
@@ -15,23 +14,23 @@ from agentrl_sandbox.spec import SandboxSpec
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 30.0
 _TRIES = 5
-"""Number of consecutive failures after which waiting callers get an error."""
+"""After this number of consecutive failures, waiting callers get an error."""
 
 
 @dataclass(slots=True, eq=False)
 class PooledSandbox:
-    """A sandbox of the pool. Times are the event loop's."""
+    """A sandbox of the pool. Times are in seconds of the event loop's clock."""
 
     sandbox: Sandbox
     spec: SandboxSpec
     born: float
     seen: float
-    """The time of the last sign of life."""
+    """The last time at which the sandbox was known to work."""
 
 
 @dataclass(slots=True, eq=False)
 class SandboxRequest:
-    """A caller of `acquire`."""
+    """A caller of `acquire`, who waits for a sandbox."""
 
     spec: SandboxSpec
     sandbox: asyncio.Future[PooledSandbox]
@@ -43,10 +42,10 @@ class Trouble:
 
     failures: int = 0
     until: float = 0.0
-    """When to try again."""
+    """The time of the next attempt."""
 
     def add(self, now: float) -> bool:
-        """Add a failure. Returns whether waiting callers should get an error."""
+        """Record a failure. Returns whether waiting callers should get an error."""
         self.failures += 1
         self.until = now + pause(self.failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         return self.failures >= _TRIES
@@ -54,9 +53,9 @@ class Trouble:
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """Sandboxes for one use, at most `capacity` at a time.
+    """The sandboxes for a purpose, such as episodes or grading; at most `capacity` exist at the same time.
 
-    Each sandbox is ready, in use, being made or being removed. Lanes never wait for each other.
+    Each sandbox is ready, in use, being created or being removed. Lanes never wait for each other.
     """
 
     name: LaneName
@@ -65,19 +64,19 @@ class Lane:
     """The latest requested specs, as many as are kept ready."""
     waiting: deque[SandboxRequest] = field(default_factory=deque)
     ready: list[PooledSandbox] = field(default_factory=list)
-    """Oldest first."""
+    """The sandboxes that are ready, the oldest first."""
     in_use: set[PooledSandbox] = field(default_factory=set)
     making: Counter[SandboxSpec] = field(default_factory=Counter)
     removing: int = 0
     given_at: float = float("-inf")
-    """When a sandbox was last handed out."""
+    """The time when a caller last got a sandbox."""
 
     @property
     def room(self) -> int:
         return self.capacity - len(self.ready) - len(self.in_use) - self.making.total() - self.removing
 
     def ask(self, spec: SandboxSpec, *, once: bool = False) -> SandboxRequest:
-        """Queue up for a sandbox. `once`: none is kept ready for later requests."""
+        """Add a request for a sandbox. With `once`, no sandbox with this spec is prepared for later requests."""
         if self.recent.maxlen and not once:
             self.recent.append(spec)
         request = SandboxRequest(spec, asyncio.get_running_loop().create_future())
@@ -85,7 +84,7 @@ class Lane:
         return request
 
     def serve(self, now: float) -> None:
-        """Hand the ready sandboxes to waiting callers, first come first served."""
+        """Give the ready sandboxes to waiting callers, in the order of their requests."""
         for request in list(self.waiting):
             box = next((box for box in reversed(self.ready) if box.spec == request.spec), None)
             if box is not None:
@@ -106,7 +105,8 @@ class Lane:
         return specs
 
     def missing(self) -> list[SandboxSpec]:
-        """The specs with too few ready sandboxes, as far as there is room. Waiting callers come first."""
+        """The specs of sandboxes to create, as far as there is room: first for waiting callers, then as ready
+        sandboxes."""
         coming = self.making - Counter(request.spec for request in self.waiting)
         lacking = Counter(self.recent) - Counter(box.spec for box in self.ready) - coming
         return list(lacking.elements())[: max(0, self.room - len(self.unmet()))]
@@ -117,7 +117,7 @@ class Lane:
         return self.ready[0] if self.ready and missing > 0 else None
 
     def take_out(self, box: PooledSandbox) -> bool:
-        """Count a sandbox as being removed. False if the sandbox was taken out before."""
+        """Count a sandbox as being removed. Returns False if it was counted so before."""
         if box in self.ready:
             self.ready.remove(box)
         elif box in self.in_use:
@@ -128,14 +128,14 @@ class Lane:
         return True
 
     def withdraw(self, request: SandboxRequest) -> PooledSandbox | None:
-        """Forget a request. Returns the sandbox assigned meanwhile."""
+        """Remove a request. Returns the sandbox that the request got already, if any."""
         if request in self.waiting:
             self.waiting.remove(request)
         future = request.sandbox
         return future.result() if future.done() and not future.cancelled() and future.exception() is None else None
 
     def refuse(self, error: type[Exception], text: str, spec: SandboxSpec | None = None) -> None:
-        """Raise an error in the waiting callers (for this spec)."""
+        """Raise an error in all waiting callers, or only in callers with this spec."""
         for request in list(self.waiting):
             if spec in (None, request.spec):
                 self.waiting.remove(request)

@@ -1,4 +1,4 @@
-"""The cores and the memory for sandboxes: the share of this process here, or a remote machine."""
+"""The cores and the memory for sandboxes, of this machine or of a remote machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Machine:
     memory_mb: int
 
     def room(self, spec: SandboxSpec) -> int:
-        """The number of parallel sandboxes of a spec on the machine; at least 2, including a sandbox for grading."""
+        """How many sandboxes of a spec the machine can run at the same time. At least 2: an episode and its grading."""
         by_memory = _SHARE_OF_MEMORY * self.memory_mb / spec.total_memory_mb
         return max(2, int(min(_SHARING * self.cores / spec.total_cpus, by_memory)))
 
@@ -34,19 +34,19 @@ def here() -> Machine:
 
 
 def room(spec: SandboxSpec) -> int:
-    """How many sandboxes of a spec this machine holds at once."""
+    """How many sandboxes of a spec this machine can run at the same time."""
     return here().room(spec)
 
 
 def needed(spec: SandboxSpec, sandboxes: int) -> tuple[int, int]:
-    """The cores, and the memory in MiB, for this many sandboxes."""
+    """The cores, and the memory in MiB, that this many sandboxes need."""
     return math.ceil(sandboxes * spec.total_cpus / _SHARING), math.ceil(
         sandboxes * spec.total_memory_mb / _SHARE_OF_MEMORY
     )
 
 
 def cores(cgroups: Path = Path("/sys/fs/cgroup")) -> float:
-    """CPU cores; a container may have part of a core."""
+    """The CPU cores that this process may use. In a container, the number may be a fraction."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota, period = [*_words(cgroups / "cpu.max"), "", ""][:2]  # version 2 of cgroups, else 1
     if not quota:
@@ -57,7 +57,7 @@ def cores(cgroups: Path = Path("/sys/fs/cgroup")) -> float:
 
 
 def memory_mb(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Memory in MiB, used and free."""
+    """The total memory for this process in MiB, used and free."""
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [*_words(cgroups / "memory.max"), *_words(cgroups / "memory/memory.limit_in_bytes")]
     return min([installed, *(int(limit) for limit in limits if limit.isdecimal())]) >> 20

@@ -14,7 +14,7 @@ _SOCKET = "/var/run/docker.sock"
 
 
 def needs(backend: str, spec: SandboxSpec, episodes: int, size: int | None = None) -> list[str]:
-    """The needs of a SandboxPool for this many parallel episodes. `size` is the pool's size, if given."""
+    """The requirements of a SandboxPool for this many parallel episodes, in words. `size` is the `size` of the pool."""
     sandboxes = min(episodes, size or episodes)
     both = sandboxes + max(1, (size or sandboxes) // 4)
     cores, memory_mb = machine.needed(spec, both)
@@ -56,5 +56,5 @@ def _programs(backend: str) -> list[str]:
 
 
 def _is_there(address: str) -> bool:
-    """Whether a Unix socket exists. A socket of a remote machine is assumed to exist."""
+    """Whether the Unix socket of an address exists. An engine on a remote machine is assumed to exist."""
     return "://" in address or Path(address).is_socket()

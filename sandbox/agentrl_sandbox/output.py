@@ -1,4 +1,4 @@
-"""The retained part of a command's output: the first and the last half of each stream, with a mark between."""
+"""Store a command's output within a limit: the first and the last bytes of each stream, with a mark between them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Stream: TypeAlias = Literal["stdout", "stderr"]
 
 
 class HeadTailBuffer:
-    """Retains at most `limit` bytes of one stream. Memory does not grow with the output."""
+    """Stores at most `limit` bytes of a stream: half from its beginning, half from its end."""
 
     def __init__(self, limit: int) -> None:
         self._limit = max(limit, 0)
@@ -32,7 +32,7 @@ class HeadTailBuffer:
         return self._dropped > 0 or len(self._tail) > self._tail_limit
 
     def text(self) -> str:
-        """The stream as text, with U+FFFD for invalid UTF-8. A character at the cut is left out."""
+        """The stream as text, with U+FFFD for invalid UTF-8. A character that the cut divides is left out."""
         self._trim()
         if not self._dropped:
             return (self._head + self._tail).decode(errors="replace")
@@ -48,9 +48,8 @@ class HeadTailBuffer:
 
 
 class Output:
-    """The two streams of a command. Each piece is also handed to `on_output`; an exception of `on_output` is stored in
-    `error`.
-    """
+    """The stdout and stderr of a command. `on_output` is called with each piece. If it raises, the exception is stored
+    in `error`."""
 
     def __init__(self, max_output: int, on_output: OnOutput | None = None) -> None:
         self._buffers: dict[Stream, HeadTailBuffer] = {

@@ -1,7 +1,7 @@
-"""The owner of a sandbox, and whether the owner is gone.
+"""The owner of a sandbox, and whether this owner has ended.
 
-Owners invisible from here never count as gone, unless AGENTRL_OWNERS names a folder of heartbeats shared with this
-process. Otherwise the sandboxes' deadlines decide.
+An owner on another machine or in a container cannot be seen from here. If AGENTRL_OWNERS names a shared folder of
+heartbeats, the heartbeats decide whether such an owner has ended. Otherwise the sandbox's deadline decides.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ __all__ = ["FOLDER", "RUN", "Owner", "current", "heartbeat", "is_gone", "run_nam
 log = logging.getLogger("agentrl")
 
 FOLDER = "AGENTRL_OWNERS"
-"""Environment variable: a folder shared by several machines or containers, for heartbeats."""
+"""The environment variable that names a folder for heartbeats, which several machines or containers share."""
 RUN = "AGENTRL_RUN"
-"""Environment variable: the name of the run."""
+"""The environment variable that has the name of the run."""
 
 BEAT_S = 15.0
 """Seconds between heartbeats."""
 _STALE_S = 300.0
-"""Seconds of silence after which an owner is gone. Network file systems may show times a minute old."""
+"""An owner without a heartbeat for this many seconds has ended. Network file systems may show times a minute old."""
 _FORGOTTEN_S = 7 * 86400.0
-"""Seconds until heartbeats of dead owners are removed. By then the deadlines of their sandboxes have passed."""
+"""Seconds after which the heartbeats of dead owners are removed. By then the deadlines of their sandboxes have
+passed."""
 
 
 def run_name() -> str:
-    """The name of this run: AGENTRL_RUN, or the name of the program. Letters, digits and `._-`, at most 63."""
+    """The name of this run: AGENTRL_RUN, or the name of the program. It has at most 63 letters, digits and `._-`."""
     name = os.environ.get(RUN) or Path(sys.argv[0] if sys.argv else "").stem
     return re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII)[:63].strip("-") or "python"
 
@@ -55,7 +56,7 @@ def is_gone(owner: str, deadline: float = float("inf")) -> bool:
 
 @contextlib.contextmanager
 def heartbeat() -> Iterator[None]:
-    """Show other processes that this process lives, if AGENTRL_OWNERS names a shared folder."""
+    """Write heartbeats within `with`, if AGENTRL_OWNERS names a shared folder."""
     folder = _folder()
     if folder is None:
         yield

@@ -4,5 +4,5 @@ import posixpath
 
 
 def absolute(sandbox_path: str) -> str:
-    """The path from the sandbox's root. Relative paths start at the root too, and `..` stops there as in a chroot."""
+    """The absolute path in the sandbox. A relative path starts at the root. `..` at the root stays at the root."""
     return "/" + posixpath.normpath("/" + sandbox_path).lstrip("/")

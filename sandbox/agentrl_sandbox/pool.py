@@ -1,4 +1,4 @@
-"""SandboxPool: sandboxes made ahead of time, each used once, never more than the machine holds."""
+"""SandboxPool: sandboxes that are created ahead of time and used once, never more than the machine can run."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ log = logging.getLogger("agentrl")
 _TENDED_S = 15.0
 """Seconds between two checks of the ready sandboxes."""
 _LOOKED_AFTER_S = 120.0
-"""Seconds for a ready sandbox to answer a check. Training in this event loop may delay the answer."""
+"""Seconds that a ready sandbox has to respond to a check. Training in this event loop may delay the response."""
 _FRESH_S = 2 * _TENDED_S
 """Seconds for which a ready sandbox needs no further check: a busy engine takes a second to answer."""
 _RIPE = 0.25
 """Share of the lifetime after which a ready sandbox is replaced, so that no sandbox ends during use."""
 _PREFETCHES = 2
 _said: set[str] = set()
-"""Messages logged already, so the pools of several event loops log each message once."""
+"""Messages that were logged, so that the pools of several event loops log each message once."""
 
 
 class SandboxPool:
@@ -49,11 +49,11 @@ class SandboxPool:
     all are in use, `acquire` waits: a smaller pool only makes a run slower. The wait does not count towards the
     deadline of the calling hook.
 
-    `backend` is the name of a back end, to be opened and closed by the pool, or an open back end. `spec` is the default
+    `backend` is the name of a back end, which the pool opens and closes, or an open back end. `spec` is the default
     of `acquire`; with None, each call has to name a spec. Without `size`, the cores and the memory of the sandboxes'
     machine decide. Each lane has `warm` ready sandboxes, with the latest requested specs. At most `create` sandboxes
-    are made at a time, and `rate` in a second. If no sandbox has become free for `wait_s` seconds, `acquire` raises
-    SandboxError.
+    are created at the same time, and `rate` in a second. If no sandbox has become free for `wait_s` seconds, `acquire`
+    raises SandboxError.
 
     A pool belongs to the event loop in which the pool was entered. Entering raises SandboxError if the back end or the
     image is missing, and ConfigError if the back end cannot enforce `spec`.
@@ -122,11 +122,10 @@ class SandboxPool:
     async def acquire(
         self, spec: SandboxSpec | None = None, *, lane: LaneName = "episode", restore: SandboxState | None = None
     ) -> AsyncIterator[Sandbox]:
-        """A sandbox for this caller alone, continuing from `restore`: with the saved files, or as a copy of the saved
-        machine.
+        """A sandbox for this caller alone. With `restore`, it has the saved files, or is a copy of the saved machine.
 
-        Raises SandboxError if no sandbox can be made, or if none has become free for `wait_s` seconds, and ConfigError
-        if the back end cannot enforce `spec`, or did not make `restore`.
+        Raises SandboxError if no sandbox can be created, or if none has become free for `wait_s` seconds, and
+        ConfigError if the back end cannot enforce `spec`, or did not make `restore`.
         """
         chosen_spec = spec or self._spec
         if chosen_spec is None:
@@ -165,7 +164,7 @@ class SandboxPool:
         return self._tally.figures({name: lane.figures() for name, lane in self.lanes.items()})
 
     def _plan(self, host_machine: Machine) -> None:
-        """Size the lanes by the given sizes, and by the room on the sandboxes' machine."""
+        """Set the capacities of the lanes, from the arguments of the pool and from the sandboxes' machine."""
         self._machine, self._most = host_machine, host_machine.cores
         size, grade = _sizes(host_machine.room(self._spec or SandboxSpec()), self._size, self._grade)
         warm = min(size, 8) if self._warm is None else max(0, self._warm)
@@ -177,7 +176,7 @@ class SandboxPool:
         }
 
     def _fit(self) -> None:
-        """Change the sizes after the loss or return of a host. A given size applies to all hosts together."""
+        """Change the capacities after the loss or return of a host. `size` applies to all hosts together."""
         host_machine = machine_of(self._backend)
         if host_machine == self._machine:
             return
@@ -195,7 +194,7 @@ class SandboxPool:
     # Handing out
 
     def _copy(self, machine_snapshot: MachineSnapshot, spec: SandboxSpec) -> SandboxSpec:
-        """The spec of a copy of a machine."""
+        """The spec of a sandbox that is a copy of a saved machine."""
         name = self._backend.name
         if machine_snapshot.backend != name:
             raise ConfigError(
@@ -208,7 +207,7 @@ class SandboxPool:
         return spec.model_copy(update={"image": machine_snapshot.image})
 
     async def _take(self, lane: Lane, spec: SandboxSpec, *, once: bool = False) -> PooledSandbox:
-        """A living sandbox, counted as in use. After an error or a cancellation, no sandbox is left."""
+        """A sandbox that works, and that counts as in use. After an error or a cancellation, no sandbox is left."""
         since = self._now()
         while True:
             if not self._open:
@@ -229,7 +228,7 @@ class SandboxPool:
             self._bury(lane, box, fault)
 
     def _is_fresh(self, box: PooledSandbox) -> bool:
-        """Whether the sandbox worked a moment ago, and the host has been fine since."""
+        """Whether the sandbox worked a moment ago, and no request to its host has failed since."""
         return self._now() - box.seen < _FRESH_S and not getattr(box.sandbox, "doubtful", False)
 
     async def _wait(self, lane: Lane, request: SandboxRequest) -> PooledSandbox:
@@ -247,7 +246,8 @@ class SandboxPool:
     # Scheduling
 
     def _schedule(self) -> None:
-        """Hand out ready sandboxes, then begin to make missing sandboxes. To be called after each change."""
+        """Give ready sandboxes to waiting callers, then begin to create missing sandboxes. Call this after each
+        change."""
         if not self._open:
             return
         for lane in self.lanes.values():
@@ -262,7 +262,7 @@ class SandboxPool:
                 self._make(lane, spec)
 
     def _make(self, lane: Lane, spec: SandboxSpec) -> None:
-        """Begin to make a sandbox, if room and time allow."""
+        """Begin to create a sandbox, if the limits allow it."""
         making = [other.making for other in self.lanes.values()]
         if lane.room <= 0 or sum(specs.total() for specs in making) >= self._create:
             return
@@ -313,7 +313,7 @@ class SandboxPool:
             self._alarm.cancel()
 
     def _retire(self, lane: Lane, box: PooledSandbox) -> None:
-        """Remove a sandbox in the background. The place becomes free once the sandbox is gone."""
+        """Remove a sandbox in the background. It counts towards the capacity until it is removed."""
         if lane.take_out(box):
             remover = asyncio.create_task(self._remove(lane, box), name="sandbox pool: remove")
             self._removers.add(remover)
@@ -326,7 +326,7 @@ class SandboxPool:
         self._schedule()
 
     async def _tend(self) -> None:
-        """Replace dead and old ready sandboxes before a request."""
+        """Check the ready sandboxes regularly, and replace those that have ended or are old."""
         while True:
             await asyncio.sleep(_TENDED_S)
             self._fit()
@@ -385,7 +385,8 @@ class SandboxPool:
 
 
 def _sizes(room: int, size: int | None, grade: int | None) -> tuple[int, int]:
-    """The capacities for episodes and for grading. A missing size is the rest of the machine's room."""
+    """The capacities for episodes and for grading. A value of None becomes the rest of `room`, the number of sandboxes
+    that the machine can run."""
     grade = grade or max(1, (size or room) // 4)
     return size or max(1, room - grade), grade
 

@@ -12,22 +12,21 @@ from typing import Any, cast
 from agentrl.sandbox import OnOutput
 
 _DYING_S = 5.0
-"""Seconds to wait for the end of a killed process. Only a process hanging in the kernel takes longer than an
-instant.
-"""
+"""Seconds to wait for the end of a killed process. Only a process that hangs in the kernel takes so long."""
 
 _TRAILING_S = 0.25
 """Seconds to wait for output after the end of a command, if a background process still holds the pipes."""
 
 
 class HostProcess(asyncio.SubprocessProtocol):
-    """A `Running`, except that `kill` ends only the process group. A back end adds processes outside of the group."""
+    """A `Running`, except that `kill` ends only the process group. A subclass kills processes outside of the group,
+    too."""
 
     def __init__(self, sink: OnOutput) -> None:
         loop = asyncio.get_running_loop()
         self.exited: asyncio.Future[int] = loop.create_future()
         self.released: asyncio.Future[None] = loop.create_future()
-        """Done when the process is gone and the pipes are closed, so all resources are released."""
+        """A future that is done when the process has ended and its pipes are closed."""
         self._sink = sink
         self._unwanted = False
         self._transport: asyncio.SubprocessTransport | None = None
@@ -44,9 +43,8 @@ class HostProcess(asyncio.SubprocessProtocol):
         pass_fds: Sequence[int] = (),
         uid: int | None = None,
     ) -> None:
-        """Start the program, as a different user of this machine if `uid` is given. Raises OSError if no process can be
-        started. A cancellation kills the program.
-        """
+        """Start the program, as the user `uid` of this machine unless `uid` is None. Raises OSError if no process can
+        be started. A cancellation kills the program."""
         other: dict[str, Any] = {} if uid is None else {"user": uid, "group": uid, "extra_groups": ()}
         starting = asyncio.get_running_loop().subprocess_exec(
             lambda: self,

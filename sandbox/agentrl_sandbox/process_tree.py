@@ -1,6 +1,5 @@
-"""Shell code to find a tree of processes to kill. The code starts no process: there may be no room for a new
-process.
-"""
+"""Shell code that lists and kills a tree of processes. The code starts no process, as the limit of processes may be
+reached."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ LIST_PROCESSES = r"""
     case $state in '' | Z | X) ;; *) pairs="$pairs $pid:$parent" ;; esac
   done
 """
-"""Sets `pairs`: each live process with the parent."""
+"""Sets the variable `pairs`: each live process with its parent."""
 
 ADD_DESCENDANTS = r"""
   more=1
@@ -26,13 +25,12 @@ ADD_DESCENDANTS = r"""
     done
   done
 """
-"""Adds the descendants by `pairs` to `tree`, process ids between spaces, parents before their children."""
+"""Adds all descendants, by `pairs`, to the variable `tree`: process ids between spaces, parents before children."""
 
 KILL_CHILDREN_FIRST = r"""
   children_first=
   for pid in $tree; do children_first="$pid $children_first"; done
   kill -KILL $children_first
 """
-"""Kills the processes of `tree`, all stopped, children first. If a parent in a different process group died first, the
-kernel would wake the stopped children with SIGHUP, and their traps could still run.
-"""
+"""Kills the processes of `tree`, which must be stopped, children first. If a parent in a different process group died
+first, the kernel would wake the stopped children with SIGHUP, and their traps could still run."""

@@ -1,4 +1,4 @@
-"""The reaper: removes sandboxes without a living owner, or past the deadline."""
+"""The reaper removes sandboxes whose owner has ended or whose deadline has passed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _paused: ContextVar[bool] = ContextVar("agentrl_reaper_paused", default=False)
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """A back end entered within this context removes no sandboxes unasked: for listing and counting."""
+    """Within this context, entering a back end removes no sandboxes. Used to list and count sandboxes."""
     token = _paused.set(True)
     try:
         yield
@@ -34,7 +34,8 @@ def paused() -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def reaping(backend: Backend) -> AsyncIterator[None]:
-    """Sweep now, and then regularly while the context is open. For a back end's `__aenter__`, after connecting."""
+    """Call `sweep` now, and then regularly while the context is open. A back end enters the context after
+    connecting."""
     if _paused.get():
         yield
         return

@@ -1,4 +1,4 @@
-"""A relay inside a sandbox: TCP programs reach a Unix socket of the host, although the sandbox has no network.
+"""A relay inside a sandbox. By it, programs that use TCP reach a Unix socket of the host, without a network.
 
 The sandbox needs the socket (`SandboxSpec.sockets`) and python3. Example for a model's gateway:
 
@@ -61,14 +61,14 @@ async def main():
 
 asyncio.run(main())
 """
-"""Arguments: a port, a socket, and the notice of `relay`."""
+"""Python code of the relay. Arguments: a port, the path of a socket, and `notice` of `relay`."""
 
 
 async def relay(box: Sandbox, port: int, socket_path: str, *, notice: str = "") -> Process:
     """Connect `127.0.0.1:port` of a sandbox to a Unix socket inside, until the returned process is killed.
 
-    A Unix socket cannot be reset. A program inside that resets the connection has not read the whole answer. Then the
-    server outside gets `notice` before the connection ends.
+    If a program inside resets its connection, it has not read the whole response. A Unix socket has no reset, so the
+    server outside gets the text `notice` before the connection ends.
 
     Raises SandboxError if the relay does not start: python3 is missing, or the port is taken.
     """

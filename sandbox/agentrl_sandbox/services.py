@@ -9,7 +9,8 @@ from typing import Literal, Self, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 StartedAs: TypeAlias = Literal["started", "healthy", "completed"]
-"""A condition on a service: the service runs, the health check passes, or the service has ended with exit code 0."""
+"""A condition on a service. started: it runs. healthy: its health check passes. completed: it has ended with exit
+code 0."""
 
 MAIN = "main"
 """The name of the sandbox itself among its services."""
@@ -17,9 +18,8 @@ MAIN = "main"
 CAPABILITIES = (
     *("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETGID", "SETUID", "SYS_CHROOT"),
 )
-"""The capabilities of services as root: give folders to a separate user, become this user, and listen on any port. An
-engine's default grants more, such as raw packets and devices.
-"""
+"""The Linux capabilities of services that run as root: to change owners, to become another user, and to listen on any
+port. An engine grants more by default, such as raw packets and devices."""
 
 _MOST = 32
 _DAY_S = 86_400.0
@@ -31,14 +31,15 @@ class _GroupPart(BaseModel):
 
 
 class Mount(_GroupPart):
-    """A folder of a container, not provided by the image."""
+    """A folder of a container that does not come from the image."""
 
     path: str
     """The path in the container."""
     volume: str = ""
-    """A name in `ServiceGroup.volumes`. Empty: an empty folder in memory, of this container alone."""
+    """A name in `ServiceGroup.volumes`. If this is "", the mount is an empty folder in memory for this container
+    alone."""
     read_only: bool = False
-    """The container may not write there."""
+    """Whether the container cannot write to the folder."""
     owner: str = Field(default="0:0", pattern=r"^\d{1,9}:\d{1,9}$")
     """The owner of an empty folder, as user:group in numbers. The sandbox's user owns the sandbox's folders."""
     mode: str = Field(default="1777", pattern=r"^[0-7]{3,4}$")
@@ -51,30 +52,32 @@ class HealthCheck(_GroupPart):
     """How the engine finds out whether a service works."""
 
     test: tuple[str, ...]
-    """In the engine's form: ("CMD", program, argument ...), ("CMD-SHELL", line), or ("NONE",) for no check."""
+    """The command of the check: ("CMD", program, argument ...), ("CMD-SHELL", line), or ("NONE",) for no check."""
     interval_s: float = Field(default=30.0, gt=0, le=_DAY_S)
     """Seconds from the end of a check to the next check."""
     timeout_s: float = Field(default=30.0, gt=0, le=_DAY_S)
     """Seconds after which a check has failed."""
     start_period_s: float = Field(default=0.0, ge=0, le=_DAY_S)
-    """Failures during the first seconds do not count."""
+    """Seconds after the start during which failures do not count."""
     retries: int = Field(default=3, gt=0, le=100_000)
     """Consecutive failures that make a service unhealthy."""
 
 
 class Placed(_GroupPart):
-    """The networks, folders and files of a container of the group."""
+    """The networks, folders and files of a container in a ServiceGroup."""
 
     networks: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Network -> further names of the container there, beside the service's own name. Empty: no network."""
+    """Network -> further names of the container in this network, in addition to the service's name. An empty mapping:
+    no network."""
     mounts: tuple[Mount, ...] = ()
-    """Folders not provided by the image."""
+    """Folders that do not come from the image."""
     files: Mapping[str, str] = Field(default_factory=dict)
     """Path in the container -> file of this machine, copied before the container starts."""
     hosts: tuple[str, ...] = ()
     """Lines of /etc/hosts as "name:address"."""
     after: Mapping[str, StartedAs] = Field(default_factory=dict)
-    """Service -> condition for the start of this service. For the sandbox itself: before the first command."""
+    """Service -> condition on it that must be true before this container starts. For the sandbox itself: before the
+    first command runs."""
 
 
 class Service(Placed):
@@ -95,23 +98,23 @@ class Service(Placed):
     hostname: str = ""
     """The host name. Empty: a random id."""
     within: str = ""
-    """A service whose network (addresses and ports) is shared, instead of `networks`."""
+    """The name of a service whose network (addresses and ports) this service shares. If set, `networks` is not used."""
     health: HealthCheck | None = None
     """The engine's health check of the service. None: the image's check."""
     restart: str = Field(default="no", pattern=r"^(no|always|unless-stopped|on-failure(:\d{1,3})?)$")
     """When the engine starts the service again: no, always, unless-stopped, on-failure or on-failure:COUNT."""
     memory_mb: int = Field(default=1024, gt=0)
-    """MiB of memory."""
+    """The memory limit in MiB."""
     cpus: float = Field(default=1.0, gt=0)
-    """Cores."""
+    """The most CPU cores."""
     pids: int = Field(default=256, gt=0)
-    """Processes and threads."""
+    """The most processes and threads."""
     disk_mb: int = Field(default=2048, gt=0)
     """MiB that the service may write outside of the mounts. Above the limit, the whole sandbox is ended."""
     shm_mb: int = Field(default=64, gt=0)
-    """MiB of /dev/shm."""
+    """The size of /dev/shm in MiB."""
     ulimits: Mapping[str, tuple[int, int]] = Field(default_factory=dict)
-    """Name -> soft and hard limit; -1 is none."""
+    """Name of a resource limit -> soft and hard limit; -1 means no limit."""
     init: bool = False
     """Whether the first process is an init process that reaps zombies."""
     tty: bool = False
@@ -119,24 +122,24 @@ class Service(Placed):
 
 
 class ServiceGroup(_GroupPart):
-    """The services of one sandbox. Services start before the first command can run, and are removed with the sandbox.
+    """The services of a sandbox. Services start before the first command can run, and are removed with the sandbox.
 
     Each service has its own limits, so the limits of a sandbox with services are not limits of the whole group.
     """
 
     services: Mapping[str, Service]
-    """Services by network name. `main` is the sandbox itself."""
+    """Network name -> service. The name `main` belongs to the sandbox itself."""
     main: Placed = Placed(networks={"default": ()})
     """The networks, folders and files of the sandbox itself."""
     volumes: Mapping[str, str] = Field(default_factory=dict)
-    """Name -> folder of this machine with the initial content. Empty: the content of the first image at the mounted
-    path. Each sandbox has its own volumes, in memory: content counts towards the `memory_mb` of the writing service.
-    The size is half the memory of the largest container with the mount.
+    """Name of a volume -> folder of this machine with the initial content. With "", the initial content is that of the
+    first image at the mounted path. Each sandbox has its own volumes, in memory: content counts towards the `memory_mb`
+    of the writing service. The size is half the memory of the largest container with the mount.
     """
     closed: tuple[str, ...] = ()
-    """Networks without a way out, even with `network: open`."""
+    """Networks from which containers reach no host outside, even with `network: open`."""
     ready_s: float = Field(default=600.0, gt=0, le=_DAY_S)
-    """Seconds for all services together to run, and for all health checks to pass."""
+    """The most seconds until all services run and all their health checks pass."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -168,7 +171,8 @@ class ServiceGroup(_GroupPart):
         return [network for part in (self.main, *self.services.values()) for network in part.networks]
 
     def _loop(self) -> list[str]:
-        """Services that wait for each other, with the first service again at the end. Empty without a loop."""
+        """The names of services that wait for each other, with the first name again at the end. Empty without a
+        loop."""
         done = set[str]()
 
         def follow(name: str, path: list[str]) -> list[str]:
@@ -184,7 +188,7 @@ class ServiceGroup(_GroupPart):
 
     @property
     def images(self) -> tuple[str, ...]:
-        """Their images, each once."""
+        """The images of the services, each once."""
         return tuple(dict.fromkeys(service.image for service in self.services.values()))
 
     @property
@@ -195,10 +199,10 @@ class ServiceGroup(_GroupPart):
 
     @property
     def memory_mb(self) -> int:
-        """MiB of all services together."""
+        """The memory of all services together in MiB."""
         return sum(service.memory_mb for service in self.services.values())
 
     @property
     def cpus(self) -> float:
-        """Cores of all services together."""
+        """The CPU cores of all services together."""
         return sum(service.cpus for service in self.services.values())

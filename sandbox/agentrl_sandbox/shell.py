@@ -1,4 +1,4 @@
-"""A shell in a sandbox. Folder and exported variables carry over from command to command."""
+"""A shell in a sandbox. The current folder and exported variables last from a command to the next command."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from agentrl.errors import ConfigError
 from agentrl.sandbox import ExecResult, Sandbox
 
 _LARGEST_ENVIRONMENT = 32 << 10
-"""Characters of exported variables to remember. All remembered variables travel with every command."""
+"""The most characters of exported variables that are stored. All stored variables are sent with every command."""
 
 _REPORT_ROOM = 4 * _LARGEST_ENVIRONMENT
-"""Bytes kept of each stream. However much a command writes, the report at the end is in the last half."""
+"""The most bytes that are stored of each stream. The last half always includes the report at the end of a command."""
 
 _NOT_KEPT = frozenset({"_", "PWD", "SHLVL", "SHELLOPTS", "BASHOPTS", "UID", "EUID", "PPID"})
 """Variables set by bash itself. Variables of a back end, AGENTRL_..., may differ from command to command."""
@@ -39,22 +39,22 @@ _SETUP = (
 
 @dataclass(frozen=True, slots=True)
 class ShellState:
-    """The memory of a Shell, as plain data. Valid for any sandbox with the same image."""
+    """The state of a Shell, as plain data. It is valid in any sandbox with the same image."""
 
     cwd: str = "."
-    """The folder of the next command, relative if below the folder where the sandbox's commands start."""
+    """The folder in which the next command starts. The path is relative if it is below the start folder of commands."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Exported variables that differ from the sandbox's variables."""
+    """Exported variables whose values differ from the sandbox's environment."""
     unset: tuple[str, ...] = ()
-    """Variables of the sandbox that were unset."""
+    """Variables of the sandbox's environment that commands have unset."""
 
 
 class Shell:
-    """Runs commands one after the other, as if typed into a single bash.
+    """Runs commands one after the other, as if they were typed into a single bash.
 
-    Folder and exported variables survive a command. Functions, aliases, shell options and variables that are not
-    exported do not, and neither does the environment beyond 32 KiB. A command that is killed, that replaces the shell
-    (`exec`), or that removes the shell's EXIT trap leaves the state unchanged.
+    The current folder and exported variables survive a command. Functions, aliases, shell options and variables that
+    are not exported do not survive, nor do exported variables beyond 32 KiB. A command that is killed, that replaces
+    the shell (`exec`), or that removes the shell's EXIT trap leaves the state unchanged.
 
     The state is stored on this machine and handed to each command, so no process has to stay alive. A command could
     send a false state, but only a state that `cd` and `export` could also produce.
@@ -86,7 +86,8 @@ class Shell:
             return self._remember(nonce, result)
 
     def path(self, path: str) -> str:
-        """A command's path in the form of the sandbox's own file methods: from the shell's folder, with `~`."""
+        """A path as commands of this shell understand it (relative to the current folder, with `~`), for the sandbox's
+        file methods."""
         if path == "~" or path.startswith("~/"):
             path = self.state.env.get("HOME", self._base.get("HOME", "")) + path[1:]
         joined = posixpath.normpath(posixpath.join(self.state.cwd, path))
@@ -133,7 +134,7 @@ class Shell:
         self.state = ShellState(cwd, changed, tuple(name for name in self._base if name not in env))
 
     def _relative(self, path: str) -> str:
-        """A path relative to the start folder of commands, if below."""
+        """A path, relative to the start folder of commands if it is below this folder."""
         start = self._start
         if start is None or not posixpath.isabs(path) or not (path + "/").startswith(start.rstrip("/") + "/"):
             return path
@@ -141,7 +142,7 @@ class Shell:
 
 
 def _read(body: str) -> tuple[str, dict[str, str]]:
-    """Folder and variables in a report. A value with invalid UTF-8 cannot be handed on, and is left out."""
+    """The folder and the variables in a report. A value with invalid UTF-8 cannot be sent, and is left out."""
     cwd, *lines = body.split("\0")
     pairs = [(name, value) for name, _, value in (line.partition("=") for line in lines)]
     kept = {name: value for name, value in pairs if name not in _NOT_KEPT and "\ufffd" not in value}

@@ -1,4 +1,4 @@
-"""SandboxSpec: the contents and limits of a sandbox. The defaults are safe; each loosening is logged."""
+"""SandboxSpec: the contents and limits of a sandbox. The defaults are safe; less safe settings are logged."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from agentrl_sandbox.services import ServiceGroup
 
 
 class SandboxSpec(BaseModel):
-    """The contents and limits of a sandbox. Two equal specs make interchangeable sandboxes, so a pool may use
-    either.
-    """
+    """The contents and limits of a sandbox. Sandboxes with equal specs are interchangeable, so a pool may
+    return any of them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -29,22 +28,21 @@ class SandboxSpec(BaseModel):
     cpus: float = Field(default=1.0, gt=0)
     """Cores for the sandbox, at most the machine's cores."""
     pids: int = Field(default=256, gt=0)
-    """Processes and threads at a time."""
+    """The most processes and threads at the same time."""
     disk_mb: int = Field(default=512, gt=0)
-    """MiB of the writable folders together. Folders in memory count towards `memory_mb` too. For a writable root: the
-    bytes written to the root.
+    """The size of all writable folders together in MiB. Folders in memory count towards `memory_mb` too. For a writable
+    root: the bytes written to the root.
     """
     file_mb: int = Field(default=256, gt=0)
-    """Largest single file."""
+    """The size of the largest file in MiB."""
     network: Literal["none", "open"] | tuple[str, ...] = "none"
     """none: a loopback interface only. open: the host's whole network. A list of hosts, such as `pypi.org` and
-    `*.example.org:8443`: only the listed hosts, over HTTP and HTTPS, through a proxy of ours. Without a port: 80 and
-    443.
-    """
+    `*.example.org:8443`: only the listed hosts, over HTTP and HTTPS, through agentrl's proxy. An entry without a port
+    allows the ports 80 and 443."""
     read_only: bool = True
-    """Everything but the writable folders is read-only."""
+    """Whether everything except the writable folders is read-only."""
     env: Mapping[str, str] = Field(default_factory=dict)
-    """Added to the environment of every command. The host's own environment is never passed in."""
+    """Variables for the environment of every command. Variables of the host are never passed in."""
     sockets: Mapping[str, str] = Field(default_factory=dict)
     """Unix sockets of the host to mount in: path in the sandbox -> path on the host."""
     services: ServiceGroup | None = None
@@ -52,7 +50,7 @@ class SandboxSpec(BaseModel):
     services.
     """
     lifetime_s: float = Field(default=3600.0, gt=0)
-    """Seconds. Afterwards the reaper may remove the sandbox, even if the owner is alive."""
+    """Seconds after which the reaper may remove the sandbox, even if its owner is alive."""
 
     @property
     def images(self) -> tuple[str, ...]:
@@ -61,12 +59,12 @@ class SandboxSpec(BaseModel):
 
     @property
     def total_memory_mb(self) -> int:
-        """MiB of the sandbox and all services."""
+        """The memory of the sandbox and all its services in MiB."""
         return self.memory_mb + (self.services.memory_mb if self.services is not None else 0)
 
     @property
     def total_cpus(self) -> float:
-        """Cores of the sandbox and all services."""
+        """The CPU cores of the sandbox and all its services."""
         return self.cpus + (self.services.cpus if self.services is not None else 0)
 
     @field_validator("network", mode="before")
@@ -85,7 +83,7 @@ class SandboxSpec(BaseModel):
         return () if isinstance(self.network, str) else self.network
 
     def loosened(self) -> list[str]:
-        """The settings less safe than the defaults, as text for the log."""
+        """The settings that are less safe than the defaults, as text for the log."""
         weaknesses = []
         if self.network != "none":
             weaknesses.append(f"it reaches {', '.join(self.hosts) or 'the network'}")

@@ -27,25 +27,26 @@ _PROBES = {
     "disk": "i=0; while [ $i -lt 8 ] && head -c 7000000 /dev/zero > disk$i; do i=$((i+1)); done; [ $i -lt 8 ]",
     "processes": "exec sh -c 'i=0; while [ $i -lt 64 ]; do sleep 2 & i=$((i+1)); done'",
 }
-"""Commands that succeed if the sandbox enforces a limit. The last command fails in an enforcing sandbox."""
+"""Limit -> command that succeeds if the sandbox enforces the limit. The last command instead fails if the limit is
+enforced."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The abilities of one back end here."""
+    """The abilities of a back end on this machine."""
 
     name: str
     problem: str = ""
-    """Why the back end makes no sandboxes. Empty: no problem."""
+    """Why the back end cannot create sandboxes; empty if it can."""
     seconds: float = 0.0
     """Seconds until the first command in a new sandbox had finished."""
     enforced: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
-    """Limits not enforced by the back end's sandboxes."""
+    """The limits that the back end's sandboxes do not enforce."""
 
 
 async def check(name: str) -> Check:
-    """Make a sandbox, and try to break each limit."""
+    """Create a sandbox, and try to break each limit."""
     try:
         async with open_backend(name) as backend:
             await backend.prepare("")
@@ -67,7 +68,7 @@ async def _holds(box: Sandbox, probe: str) -> bool:
 
 
 async def found(name: str = "") -> Sequence[FoundSandbox]:
-    """The sandboxes of a back end, or of all working back ends. Removes no sandbox."""
+    """List the sandboxes of a back end, or of all working back ends."""
     with paused():
         return [sandbox for backend in await _working(name) for sandbox in await _listed(backend)]
 
@@ -85,13 +86,13 @@ async def collect(name: str = "") -> int:
 
 
 async def left(name: str = "") -> Sequence[Leftover]:
-    """Other leftovers: images and cgroups. Removes no leftover."""
+    """List leftovers other than sandboxes: images and cgroups."""
     with paused():
         return [leftover async for tidied in _tidied(name) for leftover in await tidied.leftovers()]
 
 
 async def tidy(name: str = "") -> Sequence[Leftover]:
-    """Remove the leftovers in `left`. Returns the removed leftovers."""
+    """Remove the leftovers that `left` lists. Returns the removed leftovers."""
     with paused():
         return [leftover async for tidied in _tidied(name) for leftover in await tidied.clear(await tidied.leftovers())]
 
@@ -109,7 +110,7 @@ async def _listed(name: str) -> Sequence[FoundSandbox]:
 
 
 async def _working(name: str) -> list[str]:
-    """The named back end, untested. Without a name, all working back ends."""
+    """The back end `name`, without a test. Without a name, all working back ends."""
     if name:
         return [name]
     names = []

@@ -1,4 +1,4 @@
-"""Small scripts to move files in and out of a sandbox, and the meaning of the scripts' errors.
+"""Shell scripts that copy files into and out of a sandbox, and the meaning of the scripts' errors.
 
 The scripts run in `sh` inside the sandbox, as the requested user. File names are arguments, never text of a script.
 """
@@ -20,14 +20,15 @@ _REGULAR = 'if [ -e "$1" ] && [ ! -f "$1" ] && [ ! -d "$1" ]; then echo "$1: Inv
 _FOLDER_OF = 'case "$1" in */*) d=${1%/*};; *) d=.;; esac; [ -n "$d" ] || d=/; '
 
 READ = _REGULAR + 'exec head -c "$2" -- "$1"'
-"""Arguments: the file, and the number of bytes."""
+"""Prints a file. Arguments: the file, and the most bytes to print."""
 WRITE = (
     _REGULAR
     + _FOLDER_OF
     + '[ ! -d "$1" ] || { echo "$1: Is a directory" >&2; exit 1; }; '
     + 'mkdir -p -- "$d" && cat > "$1" && n=$(wc -c < "$1") && [ "$n" -eq "$2" ]'
 )
-"""Arguments: the file, and the number of bytes. A lost connection must not look like the end of the file."""
+"""Writes stdin to a file. Arguments: the file, and the number of bytes, so that a lost connection does not look like
+the end of the file."""
 CHMOD = 'exec chmod "$2" -- "$1"'
 UNPACK = 'mkdir -p -- "$1" && exec tar -x -p -o -f - -C "$1"'
 PACK = (
@@ -39,9 +40,8 @@ PACK = (
 )
 _GNU_TAR = 'tar --version 2>/dev/null | grep -q GNU || { echo "it needs GNU tar" >&2; exit 127; }; '
 SAVE = _GNU_TAR + 'tar -c -z -f - --format=posix --one-file-system -- "$@"; s=$?; [ $s -ne 1 ] || s=0; exit $s'
-"""Folders, relative to the root, the script's working folder. The format keeps parts of seconds. tar exits with 1 if a
-file changed during the read.
-"""
+"""Prints a tar file of folders. Arguments: the folders, relative to the root folder, in which the script runs. The
+format stores fractions of seconds. tar exits with 1 if a file changed while it was read, which is no error here."""
 RESTORE = (
     _GNU_TAR
     + 'for d; do chmod u+rwx -- "$d" 2>/dev/null; '
@@ -49,8 +49,9 @@ RESTORE = (
     + 'find "$d" -xdev -mindepth 1 -delete || exit 2; done; '
     + "exec tar -x -z -p -P --skip-old-files --delay-directory-restore -f -"
 )
-"""Arguments: folders, as above. The first `find` opens each folder to the owner before entering. tar then finds only
-the folders themselves, and skips the folders, because they may belong to a different user.
+"""Replaces the content of folders by the tar file on stdin. Arguments: as of SAVE. The first `find` opens each folder
+to the owner before entering. tar then finds only the folders themselves, and skips the folders, because they may belong
+to a different user.
 """
 
 _KNOWN = {
@@ -64,11 +65,11 @@ _TOO_LARGE = (128 + 25, "File size limit exceeded")  # exit code of a program en
 _NOT_FOUND = 127
 _KILLED = 128 + 9
 NO_PROCESS = ("Cannot fork", "fork: Resource temporarily unavailable", "fork: retry")
-"""Shell messages when no process can be started."""
+"""Messages of shells that cannot start a process."""
 
 
 class Catch:
-    """A script's output: stdout goes to a file, at most `limit` bytes."""
+    """Receives a script's output. At most `limit` bytes of stdout are written to a file."""
 
     def __init__(self, target: IO[bytes], limit: int) -> None:
         self.output = Output(16 << 10)
@@ -88,7 +89,7 @@ class Catch:
 
     @contextlib.asynccontextmanager
     async def killing(self, process: Process) -> AsyncIterator[None]:
-        """Kill the script once the output is too long."""
+        """Within `with`, kill the script when its output is too long."""
 
         async def watch() -> None:
             await self._too_long.wait()
@@ -126,7 +127,7 @@ class Catch:
 
 
 def _meaning(result: ExecResult) -> int | None:
-    """The errno at the end of a program's message."""
+    """The errno that belongs to the error text at the end of a program's message."""
     if result.exit_code == _TOO_LARGE[0] or _TOO_LARGE[1] in result.stderr:
         return errno.EFBIG
     for line in result.stderr.splitlines():

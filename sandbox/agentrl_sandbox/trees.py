@@ -1,4 +1,4 @@
-"""Folders of the host as tar files and back. A tar file from a sandbox is not trusted."""
+"""Pack folders of the host as tar files, and unpack tar files. A tar file from a sandbox is not trusted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import IO
 from agentrl.errors import ConfigError, SandboxError
 
 OVERHEAD = 64 << 20
-"""Bytes allowed for the headers of a tar file, beside the content."""
+"""The most bytes of the headers of a tar file, in addition to the content."""
 _MOST_ENTRIES = 50_000
 _LONGEST_NAME = 4096
 _DEEPEST = 256
@@ -26,7 +26,7 @@ _PLAIN_TYPES = b"0125LK"  # files, hard links, links, folders; long names and lo
 
 
 def pack(source: Path, archive: IO[bytes]) -> None:
-    """Write the content of a folder as a tar file. Raises ConfigError for a link leading out, or a special file."""
+    """Write the content of a folder as a tar file. Raises ConfigError for a link that leads out, or a special file."""
     with tarfile.open(fileobj=archive, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for folder, names, files in os.walk(source, onerror=_raise):
             names.sort()
@@ -49,7 +49,7 @@ def _check_ours(path: Path, source: Path) -> None:
 
 
 def _nobodys(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """The header without the owner, who is unknown in the sandbox."""
+    """A header without the owner, whom the sandbox does not know."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
     return entry
@@ -87,7 +87,7 @@ def unpack(archive: IO[bytes], target: Path, max_bytes: int, name: str) -> None:
 
 
 def _check_headers(archive: IO[bytes], name: str) -> None:
-    """Check each header before tarfile does: tarfile would read headers of any length into memory, and sparse files."""
+    """Check each header before tarfile reads the archive: tarfile accepts headers of any length, and sparse files."""
     end = archive.seek(0, os.SEEK_END)
     position, entries = 0, 0
     while position + _BLOCK <= end:
@@ -109,13 +109,13 @@ def _check_headers(archive: IO[bytes], name: str) -> None:
 
 
 class _Tree:
-    """The unpacked tree: files and folders at once, links at the end. So no file is ever written through a link."""
+    """Unpacks a tree. Links are created last, so that no file is ever written through a link."""
 
     def __init__(self, staging: Path, target: Path, max_bytes: int, name: str) -> None:
         self._staging, self._target, self._name = staging, target, name
         self._room = max_bytes
         self._kinds: dict[str, str | None] = {"": None}
-        """By path: None for a folder, "" for a file, else the target of a link."""
+        """Path -> None for a folder, "" for a file, or the target of a link."""
         self._modes: dict[str, int] = {}
         self._steps = 0
         self.single = False
@@ -135,7 +135,7 @@ class _Tree:
             self._file(path, tar, entry)
 
     def finish(self) -> None:
-        """Make the links, then set the modes of folders, because a folder may be read-only."""
+        """Create the links, then set the modes of folders, as a folder may be read-only."""
         links = {path: link for path, link in self._kinds.items() if link}
         for path, link in links.items():
             if not self._inside(path):
@@ -209,7 +209,7 @@ class _Tree:
         return True
 
     def _link(self, path: str) -> str | None:
-        """The target of a link; `/` for a link present in the target folder before."""
+        """The target of a link; `/` for a link that the target folder had before."""
         if path in self._kinds:
             return self._kinds[path] or None
         return "/" if (self._target / path).is_symlink() else None

@@ -1,4 +1,4 @@
-"""The factory of a pool: makes, checks and removes one sandbox at a time, within deadlines, and counts."""
+"""The factory of a pool creates, checks and removes sandboxes within deadlines, and counts these events."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from agentrl_sandbox.spec import SandboxSpec
 log = logging.getLogger("agentrl")
 
 _PULLING_S, _MAKING_S, _REMOVING_S, _PING_S = 1800.0, 120.0, 60.0, 10.0
-"""Seconds for a back end's actions on one sandbox."""
+"""The most seconds for an action of a back end: preparing an image, and creating, removing and checking a sandbox."""
 
 
 class SandboxFactory:
-    """The pool's calls to the back end. Any exception there becomes an agentrl error, or is logged."""
+    """Calls the back end for a pool. An exception of the back end becomes an error of agentrl, or is logged."""
 
     def __init__(self, backend: Backend, tally: Tally, at_a_time: int) -> None:
         self._backend, self._tally = backend, tally
@@ -28,7 +28,7 @@ class SandboxFactory:
         self._removing = asyncio.Semaphore(2 * at_a_time)
 
     async def make(self, spec: SandboxSpec) -> Sandbox:
-        """An open sandbox. Raises SandboxError, or ConfigError if the back end cannot enforce the spec.
+        """Create and open a sandbox. Raises SandboxError, or ConfigError if the back end cannot enforce the spec.
 
         No await follows the opening, so a cancellation cannot lose the sandbox.
         """
@@ -49,7 +49,8 @@ class SandboxFactory:
         return sandbox
 
     async def fault(self, sandbox: Sandbox, within_s: float | None = None) -> str:
-        """Why a sandbox is no longer usable; empty for a usable sandbox. By default the sandbox must answer soon."""
+        """Why a sandbox is no longer usable; empty for a usable sandbox. By default the sandbox must respond within
+        seconds."""
         try:
             await _within(within_s or _PING_S, sandbox.ping(), "ping")
         except Exception as exc:  # noqa: BLE001 - the back end's boundary: after any error the sandbox is replaced
@@ -73,7 +74,7 @@ class SandboxFactory:
             self._tally.removed += 1
 
     async def prepare(self, image: str) -> None:
-        """Make an image ready. Callers for the same image wait together. Raises as `make` does."""
+        """Prepare an image. Callers for the same image share a single preparation. Raises as `make` does."""
         if image not in self._images:
             preparing = _within(_PULLING_S, self._backend.prepare(image), f"image {image or '(base)'}")
             self._images[image] = asyncio.create_task(preparing, name=f"sandbox image {image}")
@@ -84,7 +85,7 @@ class SandboxFactory:
             raise _as_ours(exc) from exc
 
     async def close(self) -> None:
-        """Cancel unfinished images."""
+        """Cancel the preparation of images."""
         for task in self._images.values():
             task.cancel()
         await asyncio.gather(*self._images.values(), return_exceptions=True)
@@ -106,7 +107,6 @@ async def _within(seconds: float, work: Awaitable[object], subject: str) -> None
 
 
 def _as_ours(exc: Exception) -> AgentRLError:
-    """The exception as an agentrl error. A ConfigError is the user's fault and stays. All other exceptions become
-    SandboxError.
-    """
+    """The exception as an error of agentrl. A ConfigError, which is the user's fault, is unchanged. All other
+    exceptions become SandboxErrors."""
     return exc if isinstance(exc, ConfigError | SandboxError) else SandboxError(one_line(exc))

@@ -1,1 +1,1 @@
-"""Sandboxes made of Linux namespaces by the program bwrap: no daemon, one system package."""
+"""Sandboxes of Linux namespaces, created by the program bwrap. They need a system package, but no daemon."""

@@ -1,4 +1,4 @@
-"""BubblewrapBackend: sandboxes of Linux namespaces, where no container engine runs."""
+"""BubblewrapBackend: sandboxes of Linux namespaces, for machines without a container engine."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ log = logging.getLogger("agentrl")
 class BubblewrapBackend:
     """A `Backend` based on the system packages bubblewrap (0.8 or newer) and libseccomp2, without a daemon.
 
-    An image is a folder with a root file system, or a tar file of a root file system. A tar file is unpacked once for
-    each content. Without an image, the programs of this machine's /usr are used.
+    An image is a folder with a root file system, or a tar file of a root file system. A tar file is unpacked once, and
+    again if its content changes. Without an image, the programs of this machine's /usr are used.
     """
 
     name = "bubblewrap"
@@ -71,18 +71,18 @@ class BubblewrapBackend:
                 await asyncio.to_thread(registry.end, entry)
 
     async def leftovers(self) -> Sequence[Leftover]:
-        """See `Tidied.leftovers`: the cgroups without a box."""
+        """See `HasLeftovers.leftovers`: the cgroups without a box."""
         folders = [folder for entry in await asyncio.to_thread(registry.entries) for folder in entry.cgroups]
         empty = await asyncio.to_thread(cgroups.left, folders)
         return [Leftover("cgroup", str(folder), "empty") for folder in empty]
 
     async def clear(self, leftovers: Sequence[Leftover]) -> Sequence[Leftover]:
-        """See `Tidied.clear`."""
+        """See `HasLeftovers.clear`."""
         return [leftover for leftover in leftovers if await asyncio.to_thread(cgroups.clear, Path(leftover.name))]
 
 
 async def _probe() -> None:
-    """Make one box. Raises SandboxError, with the remedy, if this machine does not allow boxes."""
+    """Start a box as a test. Raises SandboxError, with the remedy, if this machine does not allow boxes."""
     files, box = root.etc(), Box()
     try:
         await box.start(root.arguments(SandboxSpec(), files), files)

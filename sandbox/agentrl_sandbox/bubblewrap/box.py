@@ -1,4 +1,4 @@
-"""One box: a bwrap process holding the namespaces of the commands."""
+"""A box: the namespaces of a sandbox, which a bwrap process holds open."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NOBODIES = range(1_600_000_000, 1_700_000_000)
 """Unused user ids of the host. If this process is root, each box has a user id from this range."""
 INNER_UID = 1000
 _PF_EXITING = 0x4
-"""A flag of /proc/PID/stat; include/linux/sched.h."""
+"""The flag in /proc/PID/stat of a process that exits; see include/linux/sched.h."""
 
 ISOLATION = (
     *("--unshare-all", "--unshare-user", "--uid", str(INNER_UID), "--gid", str(INNER_UID), "--cap-drop", "ALL"),
@@ -44,11 +44,11 @@ class Box:
 
     def __init__(self) -> None:
         self.uid = nobody()
-        """The host's user id of the box. None: this process's own user id."""
+        """The user id of the box on the host. None: the user id of this process."""
         self.first = 0
         """The process id of the box's first process on the host."""
         self.handle = -1
-        """A pidfd of the process holding the box open."""
+        """A pidfd of the process that holds the box open."""
         self._output = bytearray()
         self._ready = asyncio.Event()
         self._process = HostProcess(self._hear)
@@ -83,11 +83,11 @@ class Box:
                 os.close(file)
 
     def firsts(self) -> tuple[int, int]:
-        """The host's process ids of the box's first process and of the process holding the box open."""
+        """The process ids, on the host, of the box's first process and of the process that holds the box open."""
         return self.first, _only_child(self.first)
 
     def holder(self) -> int:
-        """The process holding the box open, by process id inside the box. 0 after the end of the process."""
+        """The process that holds the box open, as its process id inside the box. 0 if the process has ended."""
         with contextlib.suppress(OSError, IndexError):
             status = Path(f"/proc/{_only_child(self.first)}/status").read_text()
             return int(next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[-1])
@@ -128,7 +128,7 @@ class Box:
 
 
 def memory(content: str | bytes) -> int:
-    """A descriptor of a file in memory, positioned at the start."""
+    """A descriptor of a file in memory with this content, positioned at the start."""
     number = os.memfd_create("agentrl")
     os.write(number, content.encode() if isinstance(content, str) else content)
     os.lseek(number, 0, os.SEEK_SET)

@@ -1,7 +1,7 @@
-"""The cgroups of a box: limits for all commands together, and a folder for each command, used to kill the command.
+"""The cgroups of a box: folders with limits for all commands together, and a folder to kill each command.
 
-Version 1 has a hierarchy for each controller, version 2 a single hierarchy. Where no folder can be made (most users
-except root), a box has no cgroups, and limits hold for single processes.
+Version 1 has a hierarchy for each controller, version 2 a single hierarchy. Most users except root cannot
+create cgroups. Then a box has no cgroups, and the limits apply to each process alone.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from agentrl_sandbox.spec import SandboxSpec
 _ROOT = Path("/sys/fs/cgroup")
 _CONTROLLERS = ("memory", "cpu", "pids")
 NAME = "agentrl"
-"""Prefix of each folder's name."""
+"""The prefix of the names of agentrl's cgroups."""
 _NEW_S = 60.0
-"""Age in seconds from which an empty folder is removed. A younger folder may belong to a box under construction."""
+"""Seconds after which an empty folder is removed. A younger folder may belong to a box that is being created."""
 _DYING_S = 5.0
 _PERIOD_US = 100_000
 
 
 @dataclass(frozen=True)
 class Cgroups:
-    """The folders of one box. The commands' own folders are inside the `pids` folder."""
+    """The cgroup folders of a box. The folders of commands are inside the `pids` folder."""
 
     folders: tuple[Path, ...]
     commands: Path
@@ -37,7 +37,7 @@ class Cgroups:
 
     @classmethod
     def make(cls, name: str, spec: SandboxSpec) -> Cgroups | None:
-        """None if this process may not make cgroups, or if one of the three controllers is missing."""
+        """Create the cgroups of a box. None if this process may not create cgroups, or if a controller is missing."""
         for make in (_version_1, _version_2):
             if groups := make(name, spec):
                 return groups
@@ -65,11 +65,11 @@ class Cgroups:
 
 @dataclass(frozen=True, slots=True)
 class CommandCgroup:
-    """The folder of one command."""
+    """The cgroup of a command."""
 
     folder: Path
     joins: tuple[str, ...]
-    """The command's first process joins through these files."""
+    """The files into which the command's first process writes its id to join the cgroup."""
 
     def join(self, pids: Iterable[int]) -> None:
         """Move processes into the cgroup."""
@@ -77,7 +77,7 @@ class CommandCgroup:
             Path(file).write_text(str(pid))
 
     def kill(self) -> bool:
-        """Kill all processes in the cgroup. False if a process is left after some seconds."""
+        """Kill all processes in the cgroup. Returns False if a process is left after some seconds."""
         return _kill(self.folder)
 
     def remove(self) -> None:
@@ -97,7 +97,8 @@ def remove(folders: tuple[Path, ...]) -> None:
 
 
 def left(taken_names: Iterable[str]) -> list[Path]:
-    """Our empty folders, not new and without a known box: the owner was killed before the box was recorded."""
+    """Empty cgroup folders of agentrl that are not new and have no box: the owner was killed before it recorded the
+    box."""
     taken, own_paths = {*taken_names}, _own()
     places = {(_ROOT / controller / own_paths.get(controller, "").lstrip("/")) for controller in (*_CONTROLLERS, "")}
     places |= {_ROOT / controller for controller in (*_CONTROLLERS, "")}
@@ -106,7 +107,7 @@ def left(taken_names: Iterable[str]) -> list[Path]:
 
 
 def clear(folder: Path) -> bool:
-    """Remove an empty folder with the commands' folders. False if a process runs inside."""
+    """Remove an empty folder with the commands' folders. Returns False if a process runs inside."""
     with contextlib.suppress(OSError):
         for path in (*(path for path in folder.iterdir() if path.is_dir()), folder):
             path.rmdir()
@@ -200,7 +201,7 @@ def _make(folder: Path, limits: Mapping[str, int | str]) -> Path | None:
 
 
 def _own() -> dict[str, str]:
-    """This process's cgroup by controller. The key of the version 2 cgroup is the empty name."""
+    """Controller -> cgroup of this process. The cgroup of version 2 has an empty name as its key."""
     paths = {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():

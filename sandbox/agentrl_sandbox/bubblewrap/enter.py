@@ -1,9 +1,9 @@
 """Run one command in an open box. This separate program uses only the standard library: each `exec` of a sandbox starts
 the program anew, so each import costs time.
 
-The program joins the box's namespaces and forks. The child joins the command's cgroup, gives up all rights, loads the
-seccomp filter and becomes the command. The parent waits for the child and ends the same way. Errors before the command
-runs are written to the pipe `said`. The pipe is closed once the command runs.
+The program joins the box's namespaces and forks. The child joins the command's cgroup, drops all privileges, loads the
+seccomp filter and executes the command. The parent waits for the child, and ends with the same status. Errors before
+the command runs are written to a pipe, which is closed once the command runs.
 """
 
 from __future__ import annotations
@@ -119,9 +119,8 @@ def _run(argv: list[str], env: dict[str, str]) -> NoReturn:
 
 
 def _adopt(order: dict[str, Any]) -> None:
-    """Without a cgroup, stay as the parent of all processes outliving the command, so kill can reach these
-    processes.
-    """
+    """If the command has no cgroup, stay as the parent of all processes that outlive the command, so that they can be
+    killed."""
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     child = os.fork()
     if child == 0:

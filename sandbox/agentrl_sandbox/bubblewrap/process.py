@@ -31,9 +31,9 @@ class ProcessControl:
     check_alive: Callable[[], Awaitable[None]]
     """Raises SandboxKilledError if the box has ended."""
     why_killed: Callable[[], str]
-    """The message about a command killed by the kernel. Empty: no kill."""
+    """The message for a command that the kernel killed; empty if the kernel killed no process."""
     give_up: Callable[[str], Awaitable[None]]
-    """Kill the sandbox, as a command cannot be killed; raises SandboxKilledError."""
+    """Kills the sandbox if a command cannot be killed. Raises SandboxKilledError with the reason."""
 
 
 class BoxProcess(HostProcess):
@@ -99,7 +99,7 @@ class BoxProcess(HostProcess):
 
 
 async def _read(file: int) -> bytes:
-    """All data until the other end is closed."""
+    """All data from a pipe until the other end is closed."""
     loop, received = asyncio.get_running_loop(), bytearray()
     done: asyncio.Future[None] = loop.create_future()
 
@@ -118,9 +118,8 @@ async def _read(file: int) -> bytes:
 
 
 def _kill_below(entering: int) -> bool:
-    """Kill the processes below `enter.py`, without cgroups. `enter.py`'s child adopts orphans, so the child is stopped
-    first.
-    """
+    """Kill the descendants of `enter.py` if there are no cgroups. The child of `enter.py` adopts orphans, so the child
+    is stopped first."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(entering, signal.SIGSTOP)
         deadline = time.monotonic() + _DYING_S

@@ -1,4 +1,4 @@
-"""The boxes on this machine: one small file for each box, in a folder of the user."""
+"""The list of boxes on this machine. Each box has a small file in a folder of the user."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentrl_sandbox.bubblewrap import cgroups
 
 @dataclass(frozen=True, slots=True)
 class RegisteredBox:
-    """A running box, with the data to end the box."""
+    """A running box, with the data that another process needs to end the box."""
 
     sandbox_id: str
     image: str
@@ -28,7 +28,7 @@ class RegisteredBox:
     pid: int
     """The box's first process. The end of the first process ends the whole box."""
     start: str
-    """The start time, as a process id may be reused."""
+    """The start time of this process, as a process id may be reused."""
     cgroups: tuple[str, ...]
 
     def found(self) -> FoundSandbox:
@@ -57,7 +57,7 @@ def write(entry: RegisteredBox) -> None:
 
 
 def entries() -> list[RegisteredBox]:
-    """All running boxes, and dead boxes with a file and cgroups left behind by an owner now gone."""
+    """All running boxes, and ended boxes whose owner has ended and left a file and cgroups behind."""
     boxes = []
     for file in sorted(folder().glob("bubblewrap-*.json")):
         with contextlib.suppress(OSError, ValueError, TypeError):
@@ -68,7 +68,7 @@ def entries() -> list[RegisteredBox]:
 
 
 def end(entry: RegisteredBox) -> None:
-    """Kill a box with all its processes, and forget the box."""
+    """Kill a box with all its processes, and remove its file."""
     if entry.runs:
         with contextlib.suppress(ProcessLookupError):
             os.kill(entry.pid, signal.SIGKILL)
@@ -80,7 +80,7 @@ def end(entry: RegisteredBox) -> None:
 
 
 def start_of(pid: int) -> str:
-    """The start of a process, in ticks since the boot. Empty for a missing or dead process."""
+    """The start time of a process as text, in clock ticks since the boot. Empty for a process that has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

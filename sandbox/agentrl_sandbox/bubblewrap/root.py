@@ -1,4 +1,4 @@
-"""The file system of a box, as arguments of bwrap: everything read-only but the folders of the spec."""
+"""The file system of a box, as arguments of bwrap: everything is read-only except the folders of the spec."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ _OF_ETC = (
     *("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "ssl", "ca-certificates", "pki"),
     *("mime.types", "services", "protocols", "perl", "python3", "python3.11", "python3.12", "python3.13"),
 )
-"""Files read by programs of the host's /usr, without any facts about the host."""
+"""Files of /etc that programs in the host's /usr need, and that tell nothing about the host."""
 _OF_NETWORK = ("resolv.conf", "nsswitch.conf", "gai.conf")
 _NOT_OF_IMAGE = {"proc", "dev", "sys", "tmp", "run"}
 
 
 def arguments(spec: SandboxSpec, files: Sequence[int]) -> list[str]:
-    """The arguments for a spec. `files` are descriptors of /etc/passwd, /etc/group and /etc/hosts, made by `etc`."""
+    """The arguments of bwrap for a spec. `files` are the descriptors from `etc`: /etc/passwd, /etc/group,
+    /etc/hosts."""
     image = resolve(spec.image) if spec.image else None
     workdir, size = absolute(spec.workdir), spec.disk_mb << 20
     options = _of_image(image) if image else _of_host(spec)
@@ -53,7 +54,7 @@ def arguments(spec: SandboxSpec, files: Sequence[int]) -> list[str]:
 
 
 def etc() -> list[int]:
-    """Descriptors of the files with the user's name. The caller closes the descriptors once bwrap has inherited all."""
+    """Descriptors of new files /etc/passwd, /etc/group and /etc/hosts. The caller closes these after starting bwrap."""
     return [
         memory(f"agent:x:{INNER_UID}:{INNER_UID}::/tmp:/bin/bash\nnobody:x:65534:65534::/:/usr/sbin/nologin\n"),
         memory(f"agent:x:{INNER_UID}:\nnogroup:x:65534:\n"),
@@ -62,7 +63,7 @@ def etc() -> list[int]:
 
 
 def resolve(image: str) -> Path:
-    """The folder of a root file system: `image` itself, or the folder of an unpacked tar file, one for each content.
+    """The folder of a root file system: `image` itself, or the folder into which the tar file `image` was unpacked.
 
     Raises SandboxError for a missing image.
     """
@@ -83,7 +84,7 @@ def resolve(image: str) -> Path:
 
 
 def shell(image: str) -> tuple[str, str]:
-    """bash, or sh in an image without bash."""
+    """The shell for commands: bash, or sh in an image without bash."""
     folder = resolve(image)
     return ("bash" if any(os.path.lexists(folder / name) for name in ("bin/bash", "usr/bin/bash")) else "sh", "-c")
 

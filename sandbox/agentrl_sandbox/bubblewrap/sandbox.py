@@ -1,4 +1,4 @@
-"""BubblewrapSandbox: Linux namespaces held open by a bwrap process, and commands joining the namespaces."""
+"""BubblewrapSandbox: Linux namespaces, which a bwrap process holds open and commands join."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from agentrl_sandbox.egress.listening import PORT, PROGRAM, handover, variables
 from agentrl_sandbox.spec import SandboxSpec
 
 _NAMESPACES = 0x10000000 | 0x20000 | 0x20000000 | 0x08000000 | 0x04000000 | 0x02000000
-"""user, mnt, pid, ipc, uts, cgroup."""
+"""The flags of the namespaces that a command joins: user, mnt, pid, ipc, uts, cgroup."""
 _NETWORK_NAMESPACE = 0x40000000
 _USER_NAMESPACE = 0x10000000
 _OPEN_FILES = 4096
@@ -35,7 +35,8 @@ _MOMENTS = 5
 
 
 class BubblewrapSandbox(ShellSandbox):
-    """See `Sandbox`. The only user is `agent`. The writable folders are in memory, and vanish with the box."""
+    """See `Sandbox`. The only user is `agent`. The writable folders are in memory, and are lost when the sandbox
+    closes."""
 
     kind = "bubblewrap"
 
@@ -138,7 +139,7 @@ class BubblewrapSandbox(ShellSandbox):
         return process
 
     def _order(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, joins: Sequence[str]) -> dict[str, Any]:
-        """The settings for `enter.py`."""
+        """The settings of a command, as `enter.py` reads them."""
         assert self._box is not None
         base = {"PATH": self.tool_path, "LANG": "C.UTF-8", "HOME": "/tmp", **variables(self.spec.network)}
         size = self.spec.file_mb << 20
@@ -164,7 +165,8 @@ class BubblewrapSandbox(ShellSandbox):
         return SandboxError(f"sandbox {self.sandbox_id} cannot start {program}: {subject}: {os.strerror(int(number))}")
 
     def _teller(self) -> Callable[[], str]:
-        """Returns a function to report later kills by the kernel for lack of memory in the box."""
+        """A function that returns a message if the kernel has killed processes of the box for lack of memory since
+        now."""
         before = self._cgroups.killed_for_memory() if self._cgroups else 0
 
         def tell() -> str:
@@ -207,5 +209,5 @@ async def _last_words(program: asyncio.subprocess.Process) -> str:
 
 
 def _plain(text: str) -> str:
-    """The text without lone surrogates, as no program accepts lone surrogates."""
+    """The text without lone surrogates, which no program accepts."""
     return text.encode(errors="replace").decode()

@@ -1,8 +1,8 @@
 """The seccomp filter of a box, as a BPF program made by libseccomp.
 
 The filter refuses the same calls as Docker's default profile without capabilities: new namespaces, mounts, kernel
-modules and keys, tracing of the kernel, io_uring, clocks. Sockets other than Unix, IP and netlink are refused too:
-sockets of virtual machines (AF_VSOCK) ignore namespaces. Programs of a different architecture are killed.
+modules and keys, tracing of the kernel, io_uring, clocks. Sockets other than Unix, IP and netlink are refused too,
+as sockets of virtual machines (AF_VSOCK) ignore namespaces. Programs of a different architecture are killed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Comparison(ctypes.Structure):
 
 @functools.cache
 def program() -> bytes:
-    """The filter. Raises SandboxError if libseccomp is missing."""
+    """The bytes of the filter. Raises SandboxError if libseccomp is missing."""
     library = _library()
     context = ctypes.c_void_p(library.seccomp_init(_ALLOW))
     try:

@@ -1,4 +1,4 @@
-"""The address of an engine by the rules of Docker's own client: DOCKER_HOST and contexts."""
+"""Find the address of an engine by the rules of Docker's client: DOCKER_HOST and contexts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _SCHEMES = ("unix", "tcp", "http", "ssh")
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """The address of one engine."""
+    """The address of an engine."""
 
     name: str
-    """The user's spelling, for messages."""
+    """The address or context as the user wrote it, for messages."""
     address: str
     """`unix://PATH`, `tcp://HOST:PORT` or `ssh://USER@HOST:PORT/PATH`."""
     tls: tuple[str, ...] = ()
@@ -33,8 +33,8 @@ class EngineAddress:
 
 
 def engine_address(name: str = "") -> EngineAddress:
-    """The engine of a name: an address, or a context of Docker. Without a name: DOCKER_HOST, else DOCKER_CONTEXT, else
-    Docker's current context, else the first existing socket of Docker.
+    """The address of the engine `name`, which is an address or a context of Docker. Without a name: DOCKER_HOST, else
+    DOCKER_CONTEXT, else Docker's current context, else the first existing socket of Docker.
 
     Raises ConfigError for an unusable address or context.
     """
@@ -69,7 +69,7 @@ def folder() -> Path:
 
 
 def settings() -> dict[str, Any]:
-    """Docker's config.json; empty if there is none."""
+    """The content of Docker's config.json; empty if the file is missing."""
     file = folder() / "config.json"
     try:
         values: dict[str, Any] = json.loads(file.read_text())
@@ -85,7 +85,7 @@ def _current() -> str:
 
 
 def _of_context(name: str) -> EngineAddress:
-    """An engine described by `docker context create`."""
+    """The address of the engine of a context, which `docker context create` has stored."""
     digest = hashlib.sha256(name.encode()).hexdigest()
     try:
         meta = json.loads((folder() / "contexts" / "meta" / digest / "meta.json").read_text())
@@ -102,6 +102,6 @@ def _of_context(name: str) -> EngineAddress:
 
 
 def _tls_of_variables(address: str) -> tuple[str, ...]:
-    """TLS according to DOCKER_TLS_VERIFY and DOCKER_TLS. Docker's client reads the certificates."""
+    """The TLS options for an address, from DOCKER_TLS_VERIFY and DOCKER_TLS. Docker's client reads the certificates."""
     uses_tls = address.startswith("tcp://") and (os.environ.get("DOCKER_TLS_VERIFY") or os.environ.get("DOCKER_TLS"))
     return ("--host", address) if uses_tls else ()

@@ -27,7 +27,7 @@ _OWN_IMAGES = json.dumps({"reference": list(NAMES)})
 
 
 class DockerBackend:
-    """A `Backend` on one engine: the engine named by `host`, or DOCKER_HOST, or Docker's usual sockets.
+    """A `Backend` on an engine: the engine `host`, or else the engine of DOCKER_HOST or of Docker's usual sockets.
 
     An image is an image name, a folder with a Dockerfile, or a root file system in a tar file: see `Images`.
     """
@@ -74,7 +74,7 @@ class DockerBackend:
 
     @property
     def parts(self) -> tuple[DockerClient, Images, DiskWatch]:
-        """The client, images and disk watch shared by all sandboxes."""
+        """The client, the images and the disk watch, which all sandboxes share."""
         return *self._opened(), self._watch
 
     @property
@@ -89,9 +89,8 @@ class DockerBackend:
 
     @property
     def machine(self) -> Machine:
-        """See `Placed.machine`: the engine's machine. If the engine runs on this machine, limits of this process apply
-        too.
-        """
+        """See `HasMachine.machine`: the engine's machine. If the engine runs on this machine, the limits of this
+        process apply too."""
         host, local = self._opened()[0].host, machine.here()
         if host.here or not host.memory_mb:
             return Machine(min(host.cores, local.cores), local.memory_mb)
@@ -127,7 +126,7 @@ class DockerBackend:
         ]
 
     async def clear(self, leftovers: Sequence[Leftover]) -> Sequence[Leftover]:
-        """See `Tidied.clear`. An image with a second name loses only this name."""
+        """See `HasLeftovers.clear`. An image with a second name loses only agentrl's name."""
         engine, _ = self._opened()
         cleared = []
         for leftover in leftovers:
@@ -143,7 +142,8 @@ class DockerBackend:
 
 
 async def missing_images(backend: str, images: Sequence[str]) -> Mapping[str, Sequence[str]]:
-    """Host -> the missing images, for a back end `docker`, `auto` or `docker:HOST,HOST`. A silent host is left out."""
+    """Host -> the missing images, for a back end `docker`, `auto` or `docker:HOST,HOST`. A host that does not respond
+    is left out."""
     missing = {}
     for host in backend.partition(":")[2].split(","):
         with contextlib.suppress(SandboxError), paused():

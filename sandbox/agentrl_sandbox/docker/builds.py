@@ -1,4 +1,4 @@
-"""Builds of images from Dockerfiles: by the engine's API, or with BuildKit for Dockerfiles beyond the API.
+"""Build images from Dockerfiles: by the engine's API, or with BuildKit for Dockerfiles that the API cannot build.
 
 BuildKit asks the client for files and credentials during a build. The command `docker` is the client here.
 """
@@ -38,13 +38,14 @@ _NUMBER = re.compile(r"#\d+ (?:\d+\.\d+ )?")
 _NOISE = re.compile(r"-*$|sha256:|transferring |(DONE|CACHED)\b|\[internal\]")
 _NO_BUILDKIT = "buildx component is missing"
 _AS_IT_IS: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
-"""The filter for a tar file that agentrl wrote; empty for Python 3.11.3 and older, which know no filters."""
+"""Options that unpack a tar file of agentrl unchanged; empty for Python 3.11.3 and older, which have no filters."""
 _ELSEWHERE = ("DOCKER_CONTEXT", "DOCKER_TLS", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "DOCKER_API_VERSION")
-"""Variables that would lead the command to a different engine, or to ours in a different way."""
+"""Environment variables that would lead the command `docker` to a different engine, or by a different connection."""
 
 
 async def build(engine: DockerClient, folder: Path, tar: IO[bytes], name: str) -> None:
-    """Build the tar file that `context.pack` made of a folder. Raises SandboxError with the last lines of a failure."""
+    """Build an image from a folder, which `context.pack` packed as `tar`. Raises SandboxError with the last lines of
+    output."""
     failure, needs = f"{folder}/Dockerfile cannot be built", context.needs_buildkit(folder)
     tar.seek(0)
     try:
@@ -61,7 +62,7 @@ async def build(engine: DockerClient, folder: Path, tar: IO[bytes], name: str) -
 
 @asynccontextmanager
 async def alone(engine: DockerClient, name: str) -> AsyncIterator[None]:
-    """Wait for other processes of this user making the same image on the same engine."""
+    """Hold a lock within `with`, so that the user's processes create an image on an engine one after the other."""
     key = hashlib.sha256(f"{engine.address}\0{name}".encode()).hexdigest()[:32]
     file = Path(tempfile.gettempdir(), f"agentrl-build-{os.getuid()}-{key}.lock")
     try:
@@ -109,9 +110,8 @@ async def _with_buildkit(engine: DockerClient, folder: Path, tar: IO[bytes], nam
 
 @asynccontextmanager
 async def _unpacked(tar: IO[bytes]) -> AsyncIterator[str]:
-    """A folder with the files of a tar file of ours. `docker build -` could read the tar file, but would add
-    `Dockerfile` and `.dockerignore` to the image even where .dockerignore excludes both.
-    """
+    """A folder with the files of the tar file. `docker build -` could read the tar file, but would add `Dockerfile` and
+    `.dockerignore` to the image even if .dockerignore excludes both."""
     with tarfile.open(fileobj=tar) as archive:
         place = tempfile.TemporaryDirectory(prefix="agentrl-build-")
         try:
@@ -122,7 +122,8 @@ async def _unpacked(tar: IO[bytes]) -> AsyncIterator[str]:
 
 
 async def _network(engine: DockerClient) -> list[str]:
-    """An engine without the usual network builds without a network. BuildKit needs an option for this."""
+    """The network options of a build. On an engine without its usual network, an option makes BuildKit build without a
+    network."""
     try:
         await engine.docker._query_json("networks/bridge")
     except DockerError as exc:
@@ -133,7 +134,7 @@ async def _network(engine: DockerClient) -> list[str]:
 
 
 async def _heard(process: Process, folder: Path) -> str:
-    """The last lines of the process, after the end and a closed stderr. The steps are logged."""
+    """Wait for the end of a build, and return the last lines of its output. Log the steps of the build."""
     assert process.stderr is not None
     last, rest = deque[str](maxlen=_LAST_LINES), b""
     while piece := await process.stderr.read(_PIECE):

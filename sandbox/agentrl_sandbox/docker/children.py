@@ -1,4 +1,4 @@
-"""Programs of this machine that end with this process, even by `kill -9`."""
+"""Start programs on this machine that end when this process ends, even by `kill -9`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ kill "$watcher"
 wait "$watcher" 2> /dev/null
 exit "$code"
 """
-"""Runs a program. The end of stdin kills the program with all its children. ssh alone would wait for the commands
-behind forwarded connections.
-"""
+"""A shell script that runs a program. At the end of stdin, the program is killed with all its children. ssh alone would
+wait for the commands behind forwarded connections."""
 
 
 async def start(*command: str, **options: Any) -> Process:

@@ -19,14 +19,14 @@ RUN = "agentrl.run"
 DEADLINE = "agentrl.deadline"
 IMAGE = "agentrl.image"
 DISK = "agentrl.disk"
-"""A label for sandboxes with write access to the engine's disk. The value is `disk_mb`."""
+"""The label of sandboxes that can write to the engine's disk. Its value is `disk_mb`."""
 FIRST = "exec sleep 2147483647"
 """The command of the first process: an endless sleep."""
 
 _AGENT = 1000
-"""The user `agent`, by number, as images need not know the name."""
+"""The id of the user `agent`. A number, as images need not have the name."""
 KEEPER = 64_321
-"""The user of the processes holding a container open."""
+"""The id of the user whose processes hold a container open."""
 _MB = 1 << 20
 
 
@@ -35,24 +35,23 @@ class Image:
     """An image on the engine."""
 
     name: str
-    """The image id: the name may mean a different image tomorrow."""
+    """The image id. A name could later belong to a different image."""
     volumes: tuple[str, ...]
-    """The folders declared as volumes by the image. Volumes have a size limit, too."""
+    """The folders that the image declares as volumes. They get a size limit, too."""
     user: str = "0:0"
-    """The spec's user in numbers."""
+    """The spec's user as numeric ids, user:group."""
     seed: bool = False
-    """Whether the content of the work folder must be copied into each sandbox: `images.sowing`."""
+    """Whether the image's content of the work folder must be copied into each sandbox; see `images.sowing`."""
 
 
 def identity(user: str) -> str:
-    """A user in the engine's form: `agent` and `root` may be absent from the image's /etc/passwd, other users
-    may not.
-    """
+    """A user in the form of the engine. `agent` and `root` become numbers, as the image's /etc/passwd may lack these
+    users."""
     return {"agent": f"{_AGENT}:{_AGENT}", "root": "0:0"}.get(user, user)
 
 
 def labels(spec: SandboxSpec, sandbox_id: str) -> dict[str, str]:
-    """Labels for other processes, to recognise the container and to know when the owner is gone."""
+    """Labels by which other processes recognize the container, and know when its owner has ended."""
     deadline = time.time() + spec.lifetime_s
     return {
         SANDBOX: sandbox_id,
@@ -118,7 +117,7 @@ def _host_config(spec: SandboxSpec, image: Image, host: Host) -> dict[str, Any]:
 
 
 def _folders(spec: SandboxSpec, image: Image) -> dict[str, str]:
-    """The writable folders, in memory: an engine enforces no size on disk. /tmp and /dev/shm have a share each."""
+    """The mounts of the writable folders. They are in memory, as an engine does not limit their size on disk."""
     small = _share(spec)
     mounts = spec.services.main.mounts if spec.services is not None else ()
     taken = {mount.path for mount in mounts if mount.volume}
@@ -130,9 +129,8 @@ def _folders(spec: SandboxSpec, image: Image) -> dict[str, str]:
 
 
 def _share(spec: SandboxSpec) -> int:
-    """The MiB of each writable folder except the work folder. Together the folders must not fill the sandbox's
-    memory.
-    """
+    """The size in MiB of each writable folder except the work folder. All folders together must not fill the sandbox's
+    memory."""
     return max(min(spec.disk_mb // 8, spec.memory_mb // 4), 1)
 
 
@@ -146,9 +144,8 @@ def _sockets(spec: SandboxSpec) -> list[dict[str, Any]]:
 
 
 def file_size(size_mb: int, host: Host) -> int:
-    """The limit in bytes. An engine refuses more than the engine's own hard limit: our hard limit, if the engine runs
-    here.
-    """
+    """The limit of a file's size in bytes. An engine refuses more than its hard limit, which is the hard limit of this
+    process if the engine runs here."""
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     size = size_mb * _MB
     return size if hard == resource.RLIM_INFINITY or not host.here else min(size, hard)

@@ -48,7 +48,7 @@ def pack(folder: Path, target: IO[bytes]) -> str:
 
 
 def needs_buildkit(folder: Path) -> str:
-    """The part of a Dockerfile that requires BuildKit; empty if no part does."""
+    """A part of the folder's Dockerfile that requires BuildKit; empty if no part requires BuildKit."""
     text = (folder / "Dockerfile").read_text(encoding="utf-8", errors="replace")
     text = _CONTINUED.sub(" ", _COMMENT.sub("", text))
     if match := _FLAG.search(text):
@@ -71,7 +71,7 @@ def bases(folder: Path) -> list[str]:
 
 
 def _paths(folder: Path) -> Iterator[Path]:
-    """The paths in order. An ignored folder may contain files not ignored, so every folder is searched."""
+    """The paths to pack, sorted. Every folder is searched, as an ignored folder may have files that are not ignored."""
     rules = _rules(folder / ".dockerignore")
     for top, folders, files in os.walk(folder):
         folders.sort()
@@ -83,7 +83,7 @@ def _paths(folder: Path) -> Iterator[Path]:
 
 
 def _rules(file: Path) -> list[tuple[re.Pattern[str], bool]]:
-    """The patterns. True marks an exclusion, False an inclusion."""
+    """The rules of .dockerignore, each with its pattern. True excludes paths, False includes paths again."""
     if not file.is_file():
         return []
     lines = [line.strip() for line in file.read_text().splitlines()]
@@ -104,7 +104,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def _is_left_out(path: str, rules: list[tuple[re.Pattern[str], bool]]) -> bool:
-    """The last matching rule decides."""
+    """Whether the rules exclude a path. The last matching rule decides."""
     left_out = False
     for pattern, leaves_out in rules:
         if pattern.fullmatch(path):

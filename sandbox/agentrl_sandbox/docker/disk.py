@@ -1,7 +1,7 @@
-"""The limit for bytes written to the engine's disk by sandboxes with a writable root.
+"""Limit the bytes that sandboxes with a writable root write to the engine's disk.
 
 An engine limits a container's disk only on XFS with project quotas (`Host.quotas`). So the engine is also asked
-regularly for the bytes written by each of these sandboxes. A sandbox with more than `disk_mb` is killed.
+regularly how many bytes each of these sandboxes has written. A sandbox with more than `disk_mb` is killed.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ from agentrl_sandbox.docker.engine import DockerClient
 log = logging.getLogger("agentrl")
 
 _EVERY_S = 1.0
-"""Seconds between two measurements. A disk takes half a gigabyte or more in this time."""
+"""Seconds between two measurements. In this time, half a gigabyte or more can be written."""
 _OFTEN_S = 0.2
 """The pause once a sandbox has used half of the limit: the next measurement must not come too late."""
 _REST = 4
-"""The shortest pause, as a multiple of a measurement's duration. Measuring takes at most a fifth of the
-engine's time.
-"""
+"""The shortest pause, as a multiple of the duration of a measurement. So measuring takes at most a fifth of the
+engine's time."""
 
 
 class DiskWatch:
-    """Watches the sandboxes of one back end. One request measures all sandboxes, and only while sandboxes exist."""
+    """Watches the sandboxes of a back end. While sandboxes exist, a single request measures all of them."""
 
     def __init__(self, engine: DockerClient) -> None:
         self._engine = engine
@@ -49,7 +48,7 @@ class DiskWatch:
             await asyncio.wait([task])
 
     def add(self, sandbox_id: str, disk_mb: int, kill: Callable[[str], Awaitable[None]]) -> None:
-        """From now on, `kill` is called with the reason once the sandbox has written more than `disk_mb`."""
+        """Watch a sandbox. When it has written more than `disk_mb` MiB, `kill` is called with the reason."""
         self._watched[sandbox_id] = (disk_mb, kill)
         self._some.set()
 
@@ -73,7 +72,7 @@ class DiskWatch:
             await asyncio.sleep(max(_OFTEN_S if fullest > 0.5 else _EVERY_S, _REST * took))
 
     async def _look(self) -> float:
-        """The largest used share of a limit among all sandboxes."""
+        """Measure all sandboxes. Returns the largest used share of a limit."""
         shares = [0.0]
         for sandbox_id, used in (await self._written()).items():
             disk_mb, kill = self._watched.get(sandbox_id, (0, None))
@@ -86,7 +85,7 @@ class DiskWatch:
         return max(shares)
 
     async def _written(self) -> dict[str, int]:
-        """The bytes written to the root by each container of this process's sandboxes."""
+        """For each container of this process's sandboxes, the bytes that it has written to its root."""
         labels = json.dumps({"label": [DISK, f"{OWNER}={owners.current()}"]})
         with self._engine.telling("the sizes of sandboxes"):
             containers = await self._engine.docker._query_json(

@@ -1,4 +1,4 @@
-"""The way from a container to the proxy, made by a helper container, because the sandbox's image may lack python3."""
+"""Open the connection from a container to the proxy, by a helper container, as the sandbox's image may lack python3."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _MEMORY = 128 << 20
 
 
 async def listener_in(sandbox_id: str, spec: SandboxSpec, engine: DockerClient, images: Images) -> socket.socket:
-    """A socket listening at the loopback of a running container. Raises SandboxError.
+    """A socket that listens at the loopback interface of a running container. Raises SandboxError.
 
-    The helper container shares only the network with the sandbox, runs a program of ours in the base image, and is
-    removed before a command runs in the sandbox.
+    The helper container shares only the network with the sandbox, runs `egress.listening.PROGRAM` in the base image,
+    and is removed before a command runs in the sandbox.
     """
     image, name = await images.ready(""), f"{sandbox_id}.proxy"
     async with handover() as way:
@@ -63,13 +63,13 @@ def _configuration(spec: SandboxSpec, name: str, sandbox_id: str, image: str, so
 
 
 async def _last_words(container: DockerContainer) -> str:
-    """The output of a container after the container's end."""
+    """The output of a container that has ended."""
     await container.wait()
     return "".join(await container.log(stdout=True, stderr=True))
 
 
 async def _remove(docker: Docker, creating: asyncio.Task[Any], name: str) -> None:
-    """A container still present after a failed removal is left to the reaper."""
+    """Remove a container. If this fails, the reaper removes the container later."""
     await asyncio.wait([creating])
     if not creating.cancelled():
         creating.exception()  # raised at the request

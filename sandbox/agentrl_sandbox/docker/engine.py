@@ -24,10 +24,10 @@ from agentrl_sandbox.docker.tunnel import DialTunnel, SshTunnel
 log = logging.getLogger("agentrl")
 
 _ANSWER_S = 120.0
-"""Seconds for the engine to answer; creating a container takes seconds where many are created at once."""
+"""Seconds that the engine has to respond. Creating a container is slow if many are created at once."""
 _GREETING_S = 20.0
 _NO_CONNECTION = 900
-"""The status in errors of aiodocker without an HTTP status."""
+"""The status in errors of aiodocker if there is no HTTP response."""
 
 
 @dataclass(slots=True)
@@ -39,21 +39,21 @@ class Host:
     here: bool
     """Whether the engine runs on this machine."""
     quotas: bool = True
-    """Whether the disk can limit a container's size. Unknown until the first container with a limit is made."""
+    """Whether the disk can limit a container's size. Assumed to be True until a container with a limit is created."""
 
 
 class DockerClient:
-    """A client of one engine, speaking API 1.41. Docker has supported API 1.41 since 2020."""
+    """A client of an engine, with version 1.41 of the API, which Docker supports since 2020."""
 
     def __init__(self, name: str = "") -> None:
         """`name` is an address or a context of Docker; see `engine_address`. Raises ConfigError."""
         parsed = engine_address(name)
         self.name, self.address, self.is_local = parsed.name, parsed.address, parsed.is_local
         self.gone = ""
-        """Why no request is worth making now, set by a pool of hosts."""
+        """Why requests to the engine are pointless now; empty otherwise. DockerHosts sets the text."""
         self._tunnel = _tunnel(parsed)
         self.url = f"unix://{self._tunnel.socket}" if self._tunnel else parsed.address
-        """Where programs of this machine reach the engine while this is connected."""
+        """The URL by which programs of this machine reach the engine while the client is connected."""
         try:
             self.docker = Docker(
                 self.url,
@@ -67,7 +67,8 @@ class DockerClient:
         self.host = Host(math.inf, 0, here=True)
 
     async def connect(self) -> None:
-        """Raises SandboxError, naming the remedy, if no engine answers, or if commands could escape from the engine."""
+        """Connect to the engine. Raises SandboxError, with the remedy, if no engine responds, or if commands could
+        escape from its containers."""
         if self._tunnel is not None:
             await self._tunnel.open()
         version = await self._greeted(self.docker.version())
@@ -81,9 +82,8 @@ class DockerClient:
         self.host = Host(info.get("NCPU") or math.inf, (info.get("MemTotal") or 0) >> 20, here)
 
     async def create(self, body: dict[str, Any], name: str) -> None:
-        """Create a container, without a size limit on the root if this engine's disk cannot limit the size. Raises
-        DockerError.
-        """
+        """Create a container. If this engine's disk cannot limit the size of the root, there is no limit. Raises
+        DockerError."""
         try:
             await self.docker.containers.create(body, name=name)
         except DockerError as exc:
@@ -94,7 +94,7 @@ class DockerClient:
             await self.docker.containers.create(body, name=name)
 
     async def ping(self, within_s: float) -> None:
-        """Raises SandboxError if the engine does not answer in time."""
+        """Raises SandboxError if the engine does not respond within `within_s` seconds."""
         with self.telling("ping"):
             async with asyncio.timeout(within_s), self.docker._query("_ping") as response:
                 await response.read()
@@ -117,7 +117,7 @@ class DockerClient:
 
     @contextmanager
     def telling(self, subject: str) -> Iterator[None]:
-        """Turn the engine's errors into SandboxError about `subject`."""
+        """Within `with`, turn the engine's errors into SandboxErrors about `subject`."""
         try:
             yield
         except DockerError as exc:
@@ -146,7 +146,7 @@ def _tunnel(engine: EngineAddress) -> DialTunnel | None:
 
 
 def close_stdin(stream: Stream) -> None:
-    """End the stdin of a command still running. aiodocker can only close both directions."""
+    """End the stdin of a running command. aiodocker itself can only close both directions."""
     connection = stream._resp.connection if stream._resp is not None else None
     if connection is not None and connection.transport is not None and not connection.transport.is_closing():
         connection.transport.write_eof()
@@ -162,7 +162,7 @@ async def hang_up(stream: Stream) -> None:
 
 
 async def exit_code(command: Exec) -> int | None:
-    """None: the command still runs."""
+    """The exit code of a command. None if the command still runs."""
     state: dict[str, Any] = await command.inspect()
     return None if state["Running"] else int(state["ExitCode"] or 0)
 

@@ -1,6 +1,5 @@
-"""DockerHosts: one back end over the engines of several hosts. Losing a host affects only the sandboxes on that
-host.
-"""
+"""DockerHosts: a back end that uses the engines of several hosts. The loss of a host affects only the sandboxes on this
+host."""
 
 from __future__ import annotations
 
@@ -25,15 +24,16 @@ from agentrl_sandbox.spec import SandboxSpec
 log = logging.getLogger("agentrl")
 
 _EVERY_S = 5.0
-"""Seconds between two questions whether an engine still answers."""
+"""Seconds between two checks whether an engine still responds."""
 _ANSWER_S = 30.0
-"""Seconds to wait for an answer: an engine with a hundred sandboxes on a busy machine is slow."""
+"""Seconds to wait for a response: an engine with a hundred sandboxes on a busy machine is slow."""
 _SURE_S = 2.0
-"""Seconds between an unanswered request and the confirming request: a restart takes a second."""
+"""Seconds between a request without a response and a second request that confirms the loss: an engine's restart takes a
+second."""
 _AGAIN_S = 30.0
 """Seconds before a lost host is tried again."""
 _ASIDE_S = 60.0
-"""Seconds for which a host that failed to make a sandbox comes last."""
+"""Seconds for which other hosts are preferred to a host that failed to create a sandbox."""
 
 
 class EngineHost:
@@ -43,18 +43,18 @@ class EngineHost:
         self.name = name
         self.backend = DockerBackend(name)
         self.boxes: set[PlacedSandbox] = set()
-        """Sandboxes open, or being opened."""
+        """Sandboxes on this host that are open or are being opened."""
         self.abandoned: set[str] = set()
-        """The ids of sandboxes not removed after an error."""
+        """The ids of sandboxes that could not be removed after an error."""
         self.lost = "it was not tried yet"
         """Why the host is not used; empty while the host is used."""
         self.doubted = asyncio.Event()
-        """A request failed there. Until the engine has answered again, other hosts are better."""
+        """Set if a request to this host failed. Until the engine has responded again, other hosts are preferred."""
         self._entered = False
         self._aside_until = 0.0
 
     async def connect(self, stack: AsyncExitStack) -> None:
-        """Raises SandboxError or ConfigError if no engine answers there."""
+        """Connect to the engine of this host. Raises SandboxError or ConfigError if no engine responds."""
         if self._entered:
             await self.backend.engine.connect()
         else:
@@ -64,13 +64,13 @@ class EngineHost:
         self.lost = self.backend.engine.gone = ""
 
     async def lose(self, why: str) -> None:
-        """Fail all sandboxes of the host now, with this reason."""
+        """Stop using the host, and let all its sandboxes fail with this reason."""
         self.lost = self.backend.engine.gone = f"host {self.name} was lost: {why}"
         log.warning("%s; %d sandboxes are lost with it, and it is tried again later", self.lost, len(self.boxes))
         await asyncio.gather(*(box.condemn(self.lost) for box in list(self.boxes)))
 
     async def check(self) -> str:
-        """Why the engine does not answer; empty after an answer."""
+        """Why the engine does not respond; empty if it responds."""
         problem = ""
         for _ in range(2):
             try:
@@ -83,27 +83,26 @@ class EngineHost:
         return problem
 
     async def clear_abandoned(self) -> None:
-        """Remove sandboxes after an earlier failure, such as while the host was lost."""
+        """Remove the sandboxes in `abandoned`, which could not be removed earlier."""
         names = set(self.abandoned)
         with contextlib.suppress(SandboxError):
             await self.backend.remove(list(names))
             self.abandoned -= names
 
     def set_aside(self) -> None:
-        """Prefer the other hosts for a while, after a failure to make a sandbox."""
+        """Prefer other hosts for a while, as this host failed to create a sandbox."""
         self._aside_until = time.monotonic() + _ASIDE_S
         self.doubted.set()
 
     def rank(self, spec: SandboxSpec) -> tuple[bool, float]:
-        """The smallest is the best place for the next sandbox."""
+        """A key to sort hosts by: the host with the smallest key gets the next sandbox."""
         is_last_choice = self.doubted.is_set() or time.monotonic() < self._aside_until
         return is_last_choice, len(self.boxes) / self.backend.machine.room(spec)
 
 
 class PlacedSandbox(DockerSandbox):
-    """A container on the host with the least load. The host is chosen at opening. After a failure the next host is
-    tried.
-    """
+    """A container on the host with the least load. The host is chosen when the sandbox is opened. After a failure,
+    the next host is tried."""
 
     def __init__(self, spec: SandboxSpec, hosts: DockerHosts, first: EngineHost) -> None:
         super().__init__(spec, *first.backend.parts)
@@ -147,7 +146,7 @@ class PlacedSandbox(DockerSandbox):
 
     @property
     def doubtful(self) -> bool:
-        """Whether a check is needed, although the sandbox worked a moment ago."""
+        """Whether the sandbox must be checked before use, although it worked a moment ago."""
         return (
             bool(self.engine_host.lost) or self.engine_host.doubted.is_set() or self.container_state.ended is not None
         )
@@ -169,8 +168,8 @@ class DockerHosts:
     """A `Backend` on several engines: `docker:ssh://user@one,ssh://user@two`.
 
     A host is an address (unix://, tcp:// or ssh://) or the name of a context of Docker. Each new sandbox goes to the
-    least loaded host, by cores and memory. Entering raises SandboxError if no host answers. A silent host is logged,
-    and tried again while the back end is open.
+    least loaded host, by cores and memory. Entering raises SandboxError if no host responds. A host without a
+    response is logged, and tried again while the back end is open.
     """
 
     name = "docker"
@@ -224,7 +223,7 @@ class DockerHosts:
     def choose(
         self, spec: SandboxSpec, without: Sequence[EngineHost] = (), failure: SandboxError | None = None
     ) -> EngineHost:
-        """The least loaded host. Raises `failure`, or SandboxError with the reasons, if there is none."""
+        """The host with the least load. If no host is left, raises `failure`, or SandboxError with the reasons."""
         candidates = [host for host in self._living if host not in without]
         if candidates:
             return min(candidates, key=lambda host: host.rank(spec))
@@ -233,7 +232,7 @@ class DockerHosts:
         raise SandboxError("; ".join(host.lost for host in self.engine_hosts) or "the docker back end is not open")
 
     async def prepare(self, image: str) -> None:
-        """See `Backend.prepare`: on each host. One host with the image is enough."""
+        """See `Backend.prepare`. The image is prepared on each host; no error is raised if this works on any host."""
         living = self._living
         results = await asyncio.gather(*(host.backend.prepare(image) for host in living), return_exceptions=True)
         failed = [(host, error) for host, error in zip(living, results, strict=True) if error is not None]
@@ -247,7 +246,7 @@ class DockerHosts:
 
     @property
     def machine(self) -> Machine:
-        """See `HasMachine.machine`: all answering hosts together."""
+        """See `HasMachine.machine`: the cores and memory of all usable hosts together."""
         machines = [host.backend.machine for host in self._living]
         return Machine(
             sum(host_machine.cores for host_machine in machines),
@@ -291,7 +290,7 @@ class DockerHosts:
             host.lost = " ".join(str(exc).split())
 
     async def _watch(self, host: EngineHost) -> None:
-        """Notice the loss and the return of a host."""
+        """Check a host regularly, to notice its loss and its return."""
         while True:
             if host.lost:
                 await asyncio.sleep(_AGAIN_S)

@@ -1,6 +1,6 @@
-"""Images: present on the engine, built from a Dockerfile, imported from a root file system, or pulled.
+"""Get images onto an engine: build a Dockerfile, import a root file system, or pull a name.
 
-Built and imported images are named by the hash of the content, so equal content is made once.
+The name of a built or imported image has the hash of the content, so equal content is built once.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from agentrl_sandbox.docker.registries import ImageName, credentials
 from agentrl_sandbox.spec import SandboxSpec
 
 NAMES = READY, BUILT, IMPORTED = "agentrl-ready", "agentrl-build", "agentrl-import"
-"""The repositories of our images. The tag is the hash of the content."""
+"""The repositories of agentrl's images; the tag is the hash of the content. READY: with a prepared work folder. BUILT:
+from a Dockerfile. IMPORTED: from a root file system."""
 
 BASE = "AGENTRL_BASE_IMAGE"
-"""Environment variable: the image of a SandboxSpec without an image."""
+"""The environment variable that names the image for a SandboxSpec without an image."""
 
 SOWN = "sown"
-"""The last word of the command of `sowing`."""
+"""The text that the command of `sowing` prints at its end."""
 
 _UNCHANGED = 3
 _SEED = "/.agentrl-seed"
@@ -61,21 +62,20 @@ fi
 echo "$2"
 [ -n "$changed" ] || exit 3
 """.strip()
-"""Makes a folder and gives the folder to a user. A user without a name gets a name too, because programs such as git
-ask for a name. If a folder in memory will hide the new folder, the content is also stored elsewhere.
-"""
+"""A shell script that creates a folder which belongs to a user. A user without a name gets a name, as programs such as
+git ask for it. If a folder in memory will hide the new folder, the content is also copied to another place."""
 
 _TARS = (".tar", ".tar.gz", ".tgz")
 _PIECE = 1 << 20
 
 
 class Images:
-    """The images of one engine. Parallel callers for an image share one search, build or pull.
+    """The images of an engine. Parallel callers for an image share a single search, build or pull.
 
     An image is given as
-    - "": the image named by AGENTRL_BASE_IMAGE, else an image built from a Dockerfile of ours (needs a registry);
+    - "": the image named by AGENTRL_BASE_IMAGE, else an image built from agentrl's Dockerfile (needs a registry);
     - a path beginning with `/`, `./`, `../` or `~`: a folder with a Dockerfile, to be built, or a root file system in a
-      tar file, to be imported. The path is read once: later changes are for the next back end;
+      tar file, to be imported. The path is read once: a change has an effect only in a new back end;
     - any other text: a name in the form of `docker run`. A missing image is pulled.
     """
 
@@ -85,7 +85,7 @@ class Images:
         self._tasks: dict[tuple[str, ...], asyncio.Task[Image]] = {}
 
     async def ready(self, image: str) -> Image:
-        """The image, on the engine. Raises SandboxError with the attempts so far."""
+        """Get an image onto the engine. Raises SandboxError, which lists the attempts."""
         return await self._once((image,), lambda: self._made(image))
 
     async def owned(self, spec: SandboxSpec) -> Image:
@@ -102,11 +102,12 @@ class Images:
             return await self._is_here(await self._known_as(image))
 
     def forget(self) -> None:
-        """Look for each image again the next time, because an image has vanished."""
+        """Look for each image again at the next call, as an image has disappeared from the engine."""
         self._tasks = {key: task for key, task in self._tasks.items() if not task.done()}
 
     async def _once(self, key: tuple[str, ...], make: Callable[[], Coroutine[Any, Any, Image]]) -> Image:
-        """A failure is tried again the next time. A cancelled caller does not disturb the other callers."""
+        """Run `make` once for all callers with the same key. After a failure, the next caller tries again. A cancelled
+        caller does not disturb other callers."""
         task = self._tasks.get(key)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._tasks[key] = asyncio.create_task(make())
@@ -118,7 +119,7 @@ class Images:
             raise
 
     async def close(self) -> None:
-        """Cancel unfinished images."""
+        """Cancel builds, imports and pulls that have not ended."""
         running = [task for task in self._tasks.values() if not task.done()]
         for task in running:
             task.cancel()
@@ -126,7 +127,8 @@ class Images:
             await asyncio.wait(running)
 
     async def _owned(self, image: Image, spec: SandboxSpec) -> Image:
-        """A container changes the owner, once. The result is kept on the engine under a new name."""
+        """An image with the work folder of the spec. A container creates the folder, and is stored on the engine as a
+        new image."""
         user, subject = identity(spec.user), f"image {spec.image or 'of the spec'!r}"
         recipe = "\0".join((image.name, spec.workdir, user, str(spec.read_only), _OWN))
         name = f"{READY}:{hashlib.sha256(recipe.encode()).hexdigest()[:32]}"
@@ -235,9 +237,8 @@ class Images:
         return name
 
     async def _pull_private_bases(self, folder: Path) -> None:
-        """Pull a Dockerfile's base images with our credentials, as the engine has none. BuildKit asks for credentials
-        itself.
-        """
+        """Pull a Dockerfile's base images with this user's credentials, as the engine has none. BuildKit asks for
+        credentials itself."""
         for base in await asyncio.to_thread(context.bases, folder):
             if await credentials(ImageName.parse(base).registry) and not await self._is_here(base):
                 await self._pull(base)
@@ -265,7 +266,7 @@ class Images:
             ) from exc
 
     async def _create(self, parameters: dict[str, str], **request: Any) -> None:
-        """Let the engine pull or import an image, without a time limit. Raises DockerError."""
+        """Make the engine pull or import an image, without a time limit. Raises DockerError."""
         query = self._docker._query("images/create", "POST", params=parameters, timeout=None, **request)
         async with query as response:
             async for line in response.content:
@@ -283,7 +284,7 @@ class Images:
 
 
 def sowing(folder: str) -> list[str]:
-    """A command to copy the seed into a folder and print SOWN at the end."""
+    """A command that copies the stored content of the work folder into `folder`, and prints SOWN at its end."""
     return ["/bin/sh", "-c", f'cp -a -- {_SEED}/. "$1"/ && echo {SOWN}', "sh", folder]
 
 

@@ -1,4 +1,4 @@
-"""The parts of sandboxes on an engine, identified by labels: containers, networks and volumes; and their removal."""
+"""List and remove the containers, networks and volumes of sandboxes on an engine. Labels identify their sandbox."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from agentrl_sandbox.docker.container import SANDBOX
 from agentrl_sandbox.docker.engine import DockerClient
 
 _AT_ONCE = 8
-"""Removals at a time."""
+"""The most removals at the same time."""
 _REMOVALS_S = (0.1, 0.3, 1.0, 2.0, 0.0)
-"""Pauses after a removal refused by the engine: the engine notices free networks a moment late."""
+"""Seconds to pause after the engine has refused a removal: it notices late that a network is not used any more."""
 
 
 async def remove_groups(engine: DockerClient, sandbox_ids: Sequence[str]) -> None:

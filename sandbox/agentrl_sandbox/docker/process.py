@@ -19,17 +19,18 @@ from agentrl_sandbox.docker.wrapper import BEGUN, NO_FOLDER, NO_MEMORY, Marks
 from agentrl_sandbox.output import Stream as StreamName
 
 _ENDING_S = 5.0
-"""Seconds for the end of a killed container's commands, and for a killed command with an uncertain end."""
+"""Seconds to wait for the end of commands in a killed container, and for the end of a killed command."""
 _STDERR = 2
 _TRAILING_S = 0.25
-"""Time limit for a killed command's last output."""
+"""Seconds to wait for the last output of a killed command."""
 _KILLED = 128 + 9
 _FULL = re.compile("resource temporarily unavailable|cannot fork", re.IGNORECASE)
 _NO_USER = re.compile("unable to find (user|group)|no matching entries in passwd")
 
 
 class DockerProcess:
-    """An `agentrl_sandbox.command.Running`: reads the command's streams up to the marks, or to the end."""
+    """An `agentrl_sandbox.command.Running`. Reads the command's streams up to the marks of `wrapper`, or to their
+    end."""
 
     def __init__(
         self, state: ContainerState, command: Exec, stream: Stream, token: str, user: str, sink: OnOutput
@@ -69,7 +70,8 @@ class DockerProcess:
 
     @property
     def _first(self) -> tuple[int, int] | None:
-        """The process id, and the number of earlier kills for memory. None: the command has not begun."""
+        """The command's process id, and how many processes the kernel had killed for memory before the command. None if
+        the command has not begun."""
         match = BEGUN.fullmatch(self._out.reports[0]) if self._out.reports else None
         return (int(match[1]), int(match[2])) if match else None
 
@@ -129,7 +131,7 @@ class DockerProcess:
         await asyncio.wait([self._code])
 
     async def _run(self) -> int:
-        """Read the streams to their end; the exit code."""
+        """Read the streams to their end, and return the exit code."""
         try:
             with self._state.telling():
                 await self._read()
@@ -160,7 +162,7 @@ class DockerProcess:
                 self._early.clear()
 
     async def _asked(self) -> int:
-        """The exit code from the engine. Raises SandboxError or SandboxKilledError if the container ended."""
+        """Ask the engine for the exit code. Raises SandboxError or SandboxKilledError if the container ended."""
         try:
             code = await exit_code(self._command)
         except DockerError:  # the command ends with the container

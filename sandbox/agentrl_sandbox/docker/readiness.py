@@ -1,4 +1,4 @@
-"""The start of a sandbox's services, in the order of their dependencies, until all are ready or one has failed."""
+"""Start a sandbox's services in the order of their dependencies, and wait until all are ready or a service fails."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ from agentrl_sandbox.docker.services import SiblingContainers, Whole
 from agentrl_sandbox.services import MAIN, StartedAs
 
 _SHOWN = 10
-"""Lines of a service's log in an error."""
+"""The most lines of a service's log in an error message."""
 _POLL_S, _LONGEST_POLL_S = 0.1, 1.0
 _SURE_S = 0.5
-"""Seconds a service without a health check must live after the start to count as running."""
+"""Seconds after the start for which a service without a health check must run, so that it counts as running."""
 _SECOND = 1_000_000_000
 _CHECK_S = 10.0
 _MUTE_S = 30.0
-"""Seconds after which a service passing the check without listening on any declared port counts as right."""
+"""Seconds after which a service that passes its health check counts as healthy, although it listens at no declared
+port."""
 _LISTENERS = ("cat", "/proc/net/tcp", "/proc/net/tcp6")
 _LISTENS = "0A"
 _OWN_V4, _OWN_V6 = "7F", "0" * 24 + "01000000"
-"""The ends of loopback addresses in the kernel's tables: 127.0.0.0/8, and ::1. Only the service itself reaches
-these.
-"""
+"""The last hex digits of loopback addresses in /proc/net/tcp and tcp6, which only the service itself can reach.
+_OWN_V4: 127.0.0.0/8. The kernel writes the bytes of an IPv4 address in reverse order, so 127 (7F) comes last.
+_OWN_V6: ::1, all 32 digits."""
 
 
 class ServiceStart:
-    """One start of a sandbox's services."""
+    """Starts the services of a sandbox once."""
 
     def __init__(self, siblings: SiblingContainers, whole: Whole) -> None:
         self._siblings, self._whole = siblings, whole
         self._id, self._group, self._docker = siblings.sandbox_id, siblings.group, siblings.docker
         self._started = {name: asyncio.Event() for name in self._group.services}
         self._healthy = set[str]()
-        """Services with at least one passed health check."""
+        """The names of services that count as healthy."""
         self._passing: dict[str, float] = {}
         """Unreachable services with a passed check, and the time of the first pass."""
         self._last = 0.0
-        """The time of the last start."""
+        """The time when the last service was started."""
 
     async def run(self) -> None:
-        """Start all services. Raises SandboxError, with the end of the service's log, about a service that does not
-        start, fails, or is not ready in time.
-        """
+        """Start all services. Raises SandboxError, with the end of the service's log, if a service does not start,
+        fails, or is not ready in time."""
         if not self._group.services:
             return
         try:
@@ -85,7 +85,7 @@ class ServiceStart:
         await self._until(name, None)
 
     async def _until(self, name: str, how: StartedAs | None) -> None:
-        """Wait until a service has the state needed by a dependent service. None: the final state."""
+        """Wait until a service is in the state `how`, which another service needs; None: until the service is ready."""
         pause = _POLL_S
         while not await self._is_so(name, how):
             await asyncio.sleep(pause)
@@ -118,8 +118,8 @@ class ServiceStart:
         return health is None or name in self._healthy
 
     async def _look_at_health(self, name: str, health: str, config: Mapping[str, Any]) -> None:
-        """Note a service's health. A database also passes the check while the first scripts run: nobody can connect
-        yet, and the database restarts later. So a service with ports declared by the image must listen, too.
+        """Record whether a service is healthy. If the image declares ports, the service must also listen at a port: a
+        database passes its check while its first scripts run, although no client can connect yet.
         """
         if health != "healthy" and not await self._passes(name, config["Healthcheck"]):
             self._passing.pop(name, None)
@@ -130,7 +130,7 @@ class ServiceStart:
             self._healthy.add(name)
 
     async def _has_ended(self, name: str, how: StartedAs | None, state: Mapping[str, Any]) -> bool:
-        """Whether a service's end was intended. Raises SandboxError for an end in error."""
+        """Whether a service ended without an error. Raises SandboxError if the service failed."""
         if state["ExitCode"] and self._group.services[name].restart == "no":
             memory = " (its memory was used up)" if state["OOMKilled"] else ""
             raise await self._failure(name, f"ended with exit code {state['ExitCode']}{memory}")
@@ -139,7 +139,8 @@ class ServiceStart:
         return not state["ExitCode"]
 
     async def _passes(self, name: str, check: Mapping[str, Any]) -> bool:
-        """Run a health check directly, as the engine waits one interval before the first check."""
+        """Run a health check directly, as the engine runs the first check only after an interval. Returns whether it
+        passes."""
         kind, *words = check.get("Test") or ("NONE",)
         argv = {"CMD": words, "CMD-SHELL": ["/bin/sh", "-c", *words]}.get(kind)
         if not argv or check.get("Interval", 0) <= _SECOND:
@@ -147,14 +148,15 @@ class ServiceStart:
         return (await self._ask(name, argv))[0] == 0
 
     async def _listens(self, name: str) -> bool:
-        """Whether other services can connect to a service. True without an answer: the image may have no programs."""
+        """Whether other services can connect to a service. True if unknown: the image may lack the program `cat`."""
         _, output = await self._ask(name, _LISTENERS)
         lines = [line.split() for line in output.splitlines()]
         addresses = [line[1].partition(":")[0] for line in lines if len(line) > 3 and line[3] == _LISTENS]
         return "local_address" not in output or not all(address.endswith((_OWN_V4, _OWN_V6)) for address in addresses)
 
     async def _ask(self, name: str, argv: Sequence[str]) -> tuple[int | None, str]:
-        """A command's exit code and output in a service; 1 if the command cannot run, or takes too long."""
+        """Run a command in a service. Returns exit code and output; the exit code is 1 if the command cannot run, or
+        takes too long."""
         output = b""
         with contextlib.suppress(DockerError, TimeoutError):
             async with asyncio.timeout(_CHECK_S):

@@ -1,4 +1,4 @@
-"""Names of images, the registries of the images, and the registry credentials of Docker's client."""
+"""Parse image names, and read the registry credentials of Docker's client."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from agentrl_sandbox.docker.addresses import settings
 
 _HUB = "docker.io"
 _HUB_KEY = "https://index.docker.io/v1/"
-"""Docker Hub's name in config.json."""
+"""The key of Docker Hub in config.json."""
 _TOKEN = "<token>"
-"""The user name in a credential helper's reply that marks the secret as an identity token."""
+"""A credential helper replies with this user name if the secret is an identity token."""
 _HELPER_S = 30.0
 
 
@@ -26,7 +26,7 @@ class ImageName:
     registry: str
     repository: str
     version: str
-    """`:TAG` or `@DIGEST`."""
+    """The tag or digest with its separator: `:TAG` or `@DIGEST`."""
 
     @classmethod
     def parse(cls, name: str) -> ImageName:
@@ -60,7 +60,7 @@ async def credentials(registry: str) -> str | None:
 
 
 def _written(auths: dict[str, Any], key: str) -> dict[str, str] | None:
-    """Credentials in config.json itself, written by `docker login` without a helper."""
+    """The credentials in config.json itself, where `docker login` writes them if there is no helper."""
     entry = next((auths[name] for name in (key, f"https://{key}", f"http://{key}") if name in auths), None) or {}
     if token := entry.get("identitytoken"):
         return {"identitytoken": str(token)}
@@ -74,7 +74,7 @@ def _written(auths: dict[str, Any], key: str) -> dict[str, str] | None:
 
 
 async def _asked(helper: str, key: str) -> dict[str, str] | None:
-    """The reply of the program docker-credential-HELPER."""
+    """The credentials from the program docker-credential-HELPER."""
     program = f"docker-credential-{helper}"
     pipe = asyncio.subprocess.PIPE
     try:

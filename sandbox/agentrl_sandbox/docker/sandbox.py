@@ -40,13 +40,12 @@ log = logging.getLogger("agentrl")
 _START_S = 60.0
 """Seconds for a command to begin. A start on an idle machine takes a twentieth of a second."""
 _HEADERS = 64 << 10
-"""Bytes of a file's archive beside the content."""
+"""The most bytes of a file's tar archive in addition to the content."""
 
 
 class DockerSandbox(ShellSandbox):
-    """One container, with the containers of services. Commands run through the engine's exec. `DockerBackend.sandbox`
-    makes the sandbox.
-    """
+    """A sandbox that is a container, possibly with containers of services. Commands run through the engine's exec.
+    `DockerBackend.sandbox` creates the sandbox."""
 
     kind: ClassVar[str] = "docker"
     has_services: ClassVar[bool] = True
@@ -57,7 +56,7 @@ class DockerSandbox(ShellSandbox):
         self._place(engine, images, watch)
 
     def _place(self, engine: DockerClient, images: Images, watch: DiskWatch) -> None:
-        """Set the engine for opening."""
+        """Set the engine on which the sandbox will be opened."""
         self._engine, self._images, self._watch = engine, images, watch
         self.container_state = ContainerState(self.spec, self.sandbox_id, engine)
         self._requests: set[asyncio.Task[Any]] = set()
@@ -105,9 +104,8 @@ class DockerSandbox(ShellSandbox):
             await self.siblings.place(MAIN, self.siblings.group.main, self._whole)
 
     async def _whole(self, request: Coroutine[Any, Any, T]) -> T:
-        """A request to create an object. If the caller is cancelled, the request continues, and `_close` waits for the
-        end: the engine would complete the request anyway, perhaps after the removal.
-        """
+        """Send a request that creates an object. If the caller is cancelled, the request continues, and `_close` waits
+        for its end: the engine would complete the request anyway, perhaps after the removal."""
         task = asyncio.create_task(request)
         self._requests.add(task)
         return await asyncio.shield(task)
@@ -120,7 +118,7 @@ class DockerSandbox(ShellSandbox):
             return await listener_in(self.sandbox_id, self.spec, self._engine, self._images)
 
     async def _sow(self) -> None:
-        """Copy the image's content of the work folder, because the sandbox's work folder is in memory."""
+        """Copy the image's content of the work folder into the sandbox's work folder, which is in memory."""
         output = await self.container_state.output_of(sowing(self.spec.workdir), SOWN, user=identity(self.spec.user))
         if not output.endswith(SOWN):
             raise SandboxError(
@@ -129,7 +127,7 @@ class DockerSandbox(ShellSandbox):
             )
 
     async def _close(self) -> None:
-        """If the engine does not answer, the container is left to the reaper of a later run."""
+        """Remove the sandbox. If the engine does not respond, the reaper of a later run removes the container."""
         self._watch.drop(self.sandbox_id)
         for name in self.siblings.names if self.siblings is not None else ():
             self._watch.drop(name)
@@ -145,7 +143,7 @@ class DockerSandbox(ShellSandbox):
         await asyncio.gather(*(process.abandon() for process in list(self._processes)))
 
     async def _remove(self) -> bool:
-        """False: the container may still be there."""
+        """Remove the container. Returns False if the container may still exist."""
         for wait_s in (0.5, 2.0, 5.0, 0.0):
             if self._engine.gone:
                 return False
@@ -221,7 +219,7 @@ class DockerSandbox(ShellSandbox):
         return process
 
     async def condemn(self, why: str) -> None:
-        """The engine is gone: running and later requests raise SandboxError with this reason."""
+        """Let running and later requests raise SandboxError with this reason, as the engine is lost."""
         self.container_state.end(f"sandbox {self.sandbox_id}: {why}")
         self._condemned = True
         await asyncio.gather(*(process.abandon() for process in list(self._processes)))
@@ -237,7 +235,7 @@ class DockerSandbox(ShellSandbox):
             await starting.result().kill()
 
     async def ping(self) -> None:
-        """See `Sandbox.ping`. The engine answers within milliseconds; a command would take fifty."""
+        """See `Sandbox.ping`. Asks the engine, which responds within milliseconds; a command would take 50 ms."""
         self._admit(None)
         with self.container_state.telling():
             await self.container_state.look()
@@ -247,9 +245,8 @@ class DockerSandbox(ShellSandbox):
 
 
 async def _stored(engine: DockerClient, container: str, path: str, max_bytes: int) -> bytes:
-    """The beginning of a plain file, at most `max_bytes`, as stored by the engine: no program of the container reads
-    the file. Raises FileNotFoundError if there is none.
-    """
+    """The first `max_bytes` of a plain file. The engine reads the file, and no program of the container runs. Raises
+    FileNotFoundError for a missing file."""
     sent = bytearray()
     try:
         query = engine.docker._query

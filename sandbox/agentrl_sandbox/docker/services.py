@@ -1,7 +1,7 @@
-"""The services of a sandbox: containers beside the sandbox, sharing private networks and volumes.
+"""The services of a sandbox: further containers, which share private networks and volumes with the sandbox.
 
-The isolation does not depend on the firewall of the engine's machine. A network without a way out is a bridge without
-an address for the machine itself, and with a name server that forwards no questions.
+The isolation does not depend on the firewall of the engine's machine. A closed network is a bridge on which the machine
+itself has no address, with a name server that forwards no queries.
 """
 
 from __future__ import annotations
@@ -26,25 +26,23 @@ from agentrl_sandbox.services import CAPABILITIES, MAIN, HealthCheck, Mount, Pla
 from agentrl_sandbox.spec import SandboxSpec
 
 Whole: TypeAlias = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]
-"""Makes a request safe from cancellation."""
+"""A function that completes a request even if the caller is cancelled."""
 
 _LOG = {"Type": "json-file", "Config": {"max-size": "1m", "max-file": "1"}}
 _RANGE = int(ip_address("198.18.0.0"))
-"""The first address of a range reserved for benchmarks, unused by real networks, with room for 2,048 of our networks.
-The engine's own ranges suffice for some thirty networks.
-"""
+"""The first address of a range reserved for benchmarks, unused by real networks, with room for 2,048 networks of
+sandboxes. The engine's default ranges suffice for some thirty networks."""
 _TRIES = 40
-"""Subnets to try: a parallel sandbox may have taken the same subnet."""
+"""The most subnets to try, as another sandbox may use a subnet already."""
 _MB = 1 << 20
 _HELD = "/volumes"
 _LARGEST_ARCHIVE = 256 << 20
-"""Bytes. An archive is held in memory during the transfer."""
+"""The most bytes of an archive of files to copy. The archive is in memory during the transfer."""
 
 
 class SiblingContainers:
-    """The services of one sandbox. `prepare` runs before the sandbox's container is created, `ServiceStart` once the
-    container runs.
-    """
+    """The services of a sandbox. `prepare` runs before the sandbox's container is created, `ServiceStart` after the
+    container has started."""
 
     def __init__(
         self, sandbox_id: str, spec: SandboxSpec, group: ServiceGroup, engine: DockerClient, images: Images
@@ -53,9 +51,9 @@ class SiblingContainers:
         self._spec, self._engine, self._images = spec, engine, images
         self._labels = labels(spec, sandbox_id)
         self.addresses: dict[tuple[str, str], str] = {}
-        """Network and service -> the service's address, on networks without a way out."""
+        """(network, service) -> the service's address, for closed networks."""
         self._volumes: dict[str, str] = {}
-        """Volume of the group -> name on the engine."""
+        """Name of a volume in the ServiceGroup -> its name on the engine."""
 
     def name(self, service: str) -> str:
         """The name of a service's container."""
@@ -67,7 +65,7 @@ class SiblingContainers:
         return [self.name(service) for service in self.group.services]
 
     async def prepare(self, image: Image, whole: Whole) -> None:
-        """Make the networks and the volumes, and create the containers. `image` is the sandbox's own."""
+        """Create the networks, the volumes and the containers. `image` is the image of the sandbox itself."""
         images = {
             name: await self._images.ready(service_spec.image) for name, service_spec in self.group.services.items()
         }
@@ -84,7 +82,7 @@ class SiblingContainers:
             await self.place(name, service, whole)
 
     def main(self) -> dict[str, Any]:
-        """The settings of the sandbox's own container: fields of HostConfig and NetworkingConfig."""
+        """The fields of HostConfig and NetworkingConfig for the container of the sandbox itself."""
         main = self.group.main
         joined = {"NetworkMode": self._first_network(main), **self._names(MAIN, main)}
         return {
@@ -102,7 +100,8 @@ class SiblingContainers:
             await whole(self._unpack(self.name(name), "/", archive))
 
     def endpoint(self, name: str, placed: Placed, network: str) -> dict[str, Any]:
-        """The names of a container on a network, and the address, unless the engine chooses the address."""
+        """The engine's settings of a container on a network: its names, and its address unless the engine chooses
+        it."""
         address = self.addresses.get((network, name))
         return {
             "Aliases": self._aliases(name, placed, network),
@@ -113,7 +112,8 @@ class SiblingContainers:
         return list(dict.fromkeys((name, *placed.networks[network])))
 
     def endpoints(self, name: str, placed: Placed) -> dict[str, Any]:
-        """The body's NetworkingConfig. An engine takes one network at creation."""
+        """The NetworkingConfig to create a container. It has only the first network, as an engine takes no more at
+        creation."""
         first = next(iter(placed.networks), None)
         if first is None or not self.group.services:
             return {}
@@ -122,7 +122,7 @@ class SiblingContainers:
     # Networks and volumes
 
     def _networks(self) -> list[str]:
-        """Empty without services: then the sandbox's spec decides alone."""
+        """The names of all networks. Empty without services: then the sandbox's spec alone defines the network."""
         parts = self._parts().values() if self.group.services else ()
         return list(dict.fromkeys(network for part in parts for network in part.networks))
 
@@ -161,14 +161,14 @@ class SiblingContainers:
         return {MAIN: self.group.main, **self.group.services}
 
     def _all_mounts(self, name: str, image: Image) -> tuple[Mount, ...]:
-        """A service's mounts, with the mounts for folders declared as volumes by the image."""
+        """A service's mounts, and a mount for each folder that its image declares as a volume."""
         mounts = self.group.services[name].mounts
         taken = {mount.path.rstrip("/") for mount in mounts}
         declared = [path for path in image.volumes if path.rstrip("/") not in taken]
         return (*mounts, *(Mount(path=path, volume=f"{name}:{path}") for path in declared))
 
     def _sizes(self, mounts: Mapping[str, Sequence[Mount]]) -> list[tuple[str, int]]:
-        """Each volume with the size in MiB."""
+        """Pairs of a volume and its size in MiB."""
         memory = {name: self.group.services[name].memory_mb for name in mounts}
         users: dict[str, list[int]] = {}
         for name, some in ({**mounts, MAIN: self.group.main.mounts}).items():
@@ -189,9 +189,10 @@ class SiblingContainers:
         await self.docker._query_json("volumes/create", "POST", data=body)
 
     async def _hold(self, image: Image, whole: Whole) -> None:
-        """Run a container to hold the volumes: memory is freed at the end of the last container with the volume.
+        """Run a container that mounts all volumes. A volume is in memory, and is lost when the last container with it
+        ends.
 
-        The holder has no process of the sandbox and no network.
+        The container has no process of the sandbox, and no network.
         """
         places = {volume: f"{_HELD}/{number}" for number, volume in enumerate(self._volumes)}
         body = {
@@ -230,7 +231,7 @@ class SiblingContainers:
                 await whole(self._unpack(name, place, await asyncio.to_thread(packed_folder, folder)))
 
     async def _unpack(self, container: str, folder: str, archive: bytes) -> None:
-        """Unpack a tar file in a container. aiodocker's own method has no types."""
+        """Unpack a tar file in a container. aiodocker's method for this has no types."""
         sent = self.docker._query(f"containers/{container}/archive", "PUT", params={"path": folder}, data=archive)
         async with sent as response:
             await response.read()
@@ -248,16 +249,16 @@ class SiblingContainers:
     # Containers
 
     def _in_order(self) -> list[tuple[str, Service]]:
-        """Services with a network shared by other services come first."""
+        """The services in the order of creation: a service whose network others share comes before these."""
         return sorted(self.group.services.items(), key=lambda item: bool(item[1].within))
 
     def _first_network(self, placed: Placed) -> str:
         return next((self._network(network) for network in placed.networks), "none")
 
     def _names(self, name: str, placed: Placed) -> dict[str, Any]:
-        """The name resolution of a container. Without a way out, the hosts file has all reachable names.
+        """The settings for name resolution of a container. In closed networks, the hosts file has all reachable names.
 
-        The name server is then the container itself, where no server answers: an engine might ask outside.
+        The name server is then the container itself, where no server responds, as an engine might ask servers outside.
         """
         if not all(map(self._is_closed, placed.networks)):
             return {"ExtraHosts": list(placed.hosts)}
@@ -338,12 +339,12 @@ def _health(check: HealthCheck) -> dict[str, Any]:
 
 
 def _nanoseconds(seconds: float) -> int:
-    """An engine refuses durations between 0 and a millisecond."""
+    """A duration in nanoseconds, at least a millisecond unless it is 0, as an engine refuses shorter durations."""
     return math.ceil(seconds * 1000) * 1_000_000
 
 
 def packed_files(files: Mapping[str, str]) -> bytes:
-    """A tar file of the files (path in the container -> file here), as root's. Raises ConfigError."""
+    """A tar file with `files` (path in the container -> file on this machine), owned by root. Raises ConfigError."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for inside, here in files.items():
@@ -352,7 +353,7 @@ def packed_files(files: Mapping[str, str]) -> bytes:
 
 
 def packed_folder(folder: str) -> bytes:
-    """A tar file of a folder's content, as root's: files, folders, and links as links. Raises ConfigError."""
+    """A tar file of a folder's content, owned by root: files, folders, and links as links. Raises ConfigError."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for path in sorted(Path(folder).rglob("*")):

@@ -1,4 +1,4 @@
-"""Whether a container still lives, why the container ended, and the kill of a command or of the whole container."""
+"""Find out whether a container still runs and why it ended, and kill a command or the whole container."""
 
 from __future__ import annotations
 
@@ -19,33 +19,34 @@ from agentrl_sandbox.spec import SandboxSpec
 
 _KILL_S = 10.0
 _LEARNING_S = (0.0, 0.05, 0.2, 0.5)
-"""Pauses before the engine is asked again about the end of a container. The engine learns of an end a moment late."""
+"""Seconds to pause before each request about the end of a container, as the engine notices an end late."""
 _CAUSE_S = (0.2, 0.3, 0.5)
-"""Pauses after a container's end, before the engine is asked again whether memory was the cause."""
+"""Seconds to pause, after a container's end, before each further request whether memory was the cause."""
 _TOOL_S = 10.0
 _NEEDED = 6
-"""Processes needed to start a command."""
+"""The number of processes that the start of a command needs."""
 _NOT_FOUND = 127
 _BY_KILL = 128 + 9
 _SHOW_OOM = "cat /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control 2>/dev/null; echo end"
 
 
 class ContainerState:
-    """The state of one sandbox's container, as the engine reports it."""
+    """The state of a sandbox's container, as the engine reports it."""
 
     def __init__(self, spec: SandboxSpec, sandbox_id: str, engine: DockerClient) -> None:
         self.spec, self.sandbox_id = spec, sandbox_id
         self.container = engine.docker.containers.container(sandbox_id)  # an engine takes names for ids
         self._engine = engine
         self.on_failure: Callable[[], object] = lambda: None
-        """Called after a failed request, unless the sandbox's own commands were the cause."""
+        """A function that is called after a failed request, unless commands of the sandbox were the cause."""
         self.ended: tuple[type[SandboxError], str] | None = None
-        """Why commands can no longer run: SandboxKilledError if the sandbox's own commands were the cause."""
+        """The type and text of the error of later commands, if the container has ended. SandboxKilledError if commands
+        of the sandbox were the cause."""
         self._killed_for = ""
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
-        """Turn the engine's errors into SandboxError about this sandbox."""
+        """Within `with`, turn the engine's errors into SandboxErrors about this sandbox."""
         try:
             with self._engine.telling(f"sandbox {self.sandbox_id}"):
                 yield
@@ -66,14 +67,14 @@ class ContainerState:
             raise kind(why)
 
     async def ensure_alive(self) -> None:
-        """Like `check_alive`, for signs of an end that the engine may not know yet."""
+        """Like `check_alive`, but waits a moment, as the engine may not have noticed the end yet."""
         for delay in _LEARNING_S:
             await asyncio.sleep(delay)
             await self.look()
             self.check_alive()
 
     async def look(self) -> None:
-        """Ask the engine whether the container has ended, and note why."""
+        """Ask the engine whether the container has ended, and store why."""
         if self.ended is not None:
             return
         state = await self._inspect()
@@ -121,9 +122,8 @@ class ContainerState:
         return False
 
     async def used_up(self, pids: float = 1.0) -> Literal["process", "memory", ""]:
-        """The exhausted resource of the container, by the engine's counts. Processes count as exhausted at the share
-        `pids` of the limit.
-        """
+        """The resource that the container has used up (memory or processes), by the engine's counts. Processes count as
+        used up at the share `pids` of their limit."""
         try:
             parameters = {"stream": "0", "one-shot": "1"}
             stats = await self._engine.docker._query_json(f"containers/{self.sandbox_id}/stats", params=parameters)
@@ -135,14 +135,14 @@ class ContainerState:
         return "memory" if memory.get("usage", 0) > 0.9 * memory.get("limit", float("inf")) else ""
 
     def no_room(self) -> str:
-        """The message about a sandbox with a full process table."""
+        """The error message for a sandbox that has reached its limit of processes."""
         pids = self.spec.pids
         return f"sandbox {self.sandbox_id} has no room for another process (pids={pids}): its own fill it"
 
     # Kills
 
     async def kill_tree(self, pid: int, user: str) -> bool:
-        """Kill a process of this user and all descendants. False: the kill may have failed."""
+        """Kill a process of this user and all its descendants. Returns False if the kill may have failed."""
         for _ in range(3):
             with contextlib.suppress(SandboxError, TimeoutError):
                 async with asyncio.timeout(_KILL_S):
@@ -178,7 +178,8 @@ class ContainerState:
                 raise
 
     async def output_of(self, argv: Sequence[str], last: str, *, user: str) -> str:
-        """The output of one of our own commands: up to the word `last`, or all output if the word never comes.
+        """Run a command of agentrl in the container. Returns its output up to the word `last`, or all output without
+        the word.
 
         The engine may report the command's end seconds late, if a background process of a different command holds the
         pipes.

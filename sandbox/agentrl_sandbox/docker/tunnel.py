@@ -1,9 +1,9 @@
-"""A local socket leading to an engine elsewhere: through the system's ssh client, or through Docker's client.
+"""A local socket that leads to an engine on another machine, through the ssh client or Docker's client.
 
-One SSH connection forwards the engine's socket, so a run with hundreds of commands needs one login. Where the server
-forwards no sockets, or the engine's socket is elsewhere, each connection is `ssh HOST docker system dial-stdio`, as in
-Docker's own client. With TLS, each connection is `docker system dial-stdio`: the end of a command's stdin ends one
-direction of a connection, and asyncio's TLS can only end both.
+A single SSH connection forwards the engine's socket, so a run with hundreds of commands needs a single login. If the
+server forwards no sockets, or the engine's socket has an unusual path, each connection is `ssh HOST docker system
+dial-stdio`, as in Docker's own client. With TLS, each connection is `docker system dial-stdio`: the end of a command's
+stdin must close a single direction of the connection, and asyncio's TLS can only close both.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from agentrl_sandbox.docker import children
 log = logging.getLogger("agentrl")
 
 _OPEN_S = 30.0
-"""Seconds for a login."""
+"""The most seconds for a login."""
 _PING_S = 10.0
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
-"""Seconds before a lost connection is made again, doubled each time."""
+"""Seconds before a lost connection is opened again: the first pause, which doubles each time, and the longest pause."""
 _LOGINS = 4
-"""Logins at a time. An SSH server refuses some beyond 10 (MaxStartups)."""
+"""The most logins at the same time. By default, an SSH server refuses some logins beyond 10 (MaxStartups)."""
 _FIRST_S = 5.0
 _PIECE, _SAID = 256 << 10, 400
 _SOCKET = "/var/run/docker.sock"
@@ -40,7 +40,7 @@ _PING = b"GET /_ping HTTP/1.1\r\nHost: docker\r\nConnection: close\r\n\r\n"
 _OK = b"HTTP/1.1 200"
 _READY = b"agentrl-ready\n"
 _HOLD = f"echo {_READY.decode().strip()}; exec cat"
-"""The remote command of the connection. Command and connection end together."""
+"""The remote command of the SSH connection. The command ends when the connection ends, and the other way round."""
 _OPTIONS = (
     "BatchMode=yes",
     "ExitOnForwardFailure=yes",
@@ -53,10 +53,11 @@ _OPTIONS = (
 
 
 class DialTunnel:
-    """Each connection to the socket is a program whose stdin and stdout lead to the engine."""
+    """A tunnel in which each connection to the local socket starts a program, whose stdin and stdout lead to the
+    engine."""
 
     def __init__(self, address: str, command: Sequence[str], at_a_time: int = 64) -> None:
-        """`at_a_time`: programs that have not connected yet."""
+        """`at_a_time` is the most programs that may be connecting at the same time."""
         self._address, self._command = address, command
         self._folder = tempfile.mkdtemp(prefix="agentrl-engine-")  # for this user only
         self.socket = f"{self._folder}/engine.sock"
@@ -65,7 +66,8 @@ class DialTunnel:
         self._connecting = asyncio.Semaphore(at_a_time)
 
     async def open(self) -> None:
-        """Raises SandboxError, with the program's message, if no engine answers. Safe to call again."""
+        """Open the local socket. Raises SandboxError, with the program's message, if no engine responds. Safe to call
+        again."""
         if self._server is None:
             await self._ask()
             self._server = await asyncio.start_unix_server(
@@ -73,7 +75,7 @@ class DialTunnel:
             )
 
     async def close(self) -> None:
-        """End the connections, and all traffic inside."""
+        """Close the local socket and all connections."""
         if self._server is not None:
             self._server.close()
         for task in self._tasks:
@@ -127,7 +129,7 @@ class DialTunnel:
 
 
 class SshTunnel(DialTunnel):
-    """The way to the engine of an address `ssh://USER@HOST:PORT/PATH`. The path of the socket is optional."""
+    """A tunnel to the engine of an address `ssh://USER@HOST:PORT/PATH`. The path of the engine's socket is optional."""
 
     def __init__(self, address: str) -> None:
         parts = urlsplit(address)
@@ -143,7 +145,7 @@ class SshTunnel(DialTunnel):
         self._opened = False
 
     async def open(self) -> None:
-        """Raises SandboxError, with ssh's message, if the host cannot be reached. Safe to call again."""
+        """Connect to the host. Raises SandboxError, with ssh's message, if this fails. Safe to call again."""
         if self._opened:
             return
         await self._connect()
@@ -181,7 +183,7 @@ class SshTunnel(DialTunnel):
             raise SandboxError(f"{self._address} cannot be reached: {' '.join(self._errors) or 'no answer in time'}")
 
     async def _answers(self) -> bool:
-        """Whether an engine answers at the end of the forwarded socket."""
+        """Whether an engine responds through the forwarded socket."""
         try:
             async with asyncio.timeout(_PING_S):
                 reader, writer = await asyncio.open_unix_connection(self.socket)
@@ -223,7 +225,7 @@ class SshTunnel(DialTunnel):
 
 
 async def _pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    """Copy to the end, then close this direction only."""
+    """Copy data until `source` ends, then close only this direction of the connection."""
     with contextlib.suppress(OSError):
         while piece := await source.read(_PIECE):
             target.write(piece)

@@ -20,18 +20,18 @@ from collections.abc import Sequence
 from agentrl_sandbox.process_tree import ADD_DESCENDANTS, KILL_CHILDREN_FIRST, LIST_PROCESSES
 
 INIT = "/sbin/docker-init"
-"""The engine's path of docker-init. docker-init is also the container's first process."""
+"""The path at which the engine puts docker-init, which is also the container's first process."""
 NO_FOLDER = "cwd"
-"""The first mark if the start folder is missing."""
+"""The text of the first mark if the start folder is missing."""
 BEGUN = re.compile(r"p(\d+)m(\d+)")
-"""The first mark otherwise: the process id, and how many processes of the container the kernel has killed for
-memory.
+"""Matches the first mark if the command begins: the process id, and how many processes of the container the kernel has
+killed for memory.
 """
 NO_MEMORY = "m"
-"""Follows the exit code in the last mark, if the kernel has killed more processes meanwhile."""
+"""A letter after the exit code in the last mark. It means that the kernel has killed further processes for memory."""
 
 KILLED = "killed"
-"""The last word of a kill command."""
+"""The text that the command of `killer` prints at its end."""
 
 _RUN = r"""
 token=$1
@@ -88,12 +88,12 @@ _LONGEST_MARK = 64
 
 
 def wrapped(argv: Sequence[str], token: str, cwd: str) -> list[str]:
-    """The command to give to the engine."""
+    """The command for the engine: the wrapper script with the command `argv`."""
     return ["/bin/sh", "-c", _RUN, "sh", token, cwd, *argv]
 
 
 def killer(pid: int) -> list[str]:
-    """A command to kill a process with all its descendants, and to print KILLED at the end."""
+    """A command that kills a process with all its descendants, and prints KILLED at its end."""
     return ["/bin/sh", "-c", _KILL, "sh", str(pid)]
 
 
@@ -121,7 +121,7 @@ class Marks:
         return len(self.reports) == self._expected
 
     def feed(self, data: bytes) -> bytes:
-        """The command's part of the stream. The beginning of a mark is held back until the mark is complete."""
+        """Data of the stream without marks. The beginning of a possible mark is stored until the mark is complete."""
         data, self._rest = self._rest + data, b""
         parts = []
         while not self.complete:
@@ -137,12 +137,12 @@ class Marks:
         return b"".join(parts)
 
     def rest(self) -> bytes:
-        """The data held back, after a stream's end without a mark."""
+        """The stored data that turned out to be no mark, after the end of the stream."""
         rest, self._rest = self._rest, b""
         return rest
 
     def _held(self, data: bytes) -> int:
-        """The length of the end of `data` that may become a mark."""
+        """The length of the last part of `data` that may be the beginning of a mark."""
         start = data.rfind(self._token[:1], max(0, len(data) - _LONGEST_MARK))
         while start >= 0:
             tail = data[start:]

@@ -1,1 +1,1 @@
-"""Sandboxes of services with E2B's protocol: E2B itself, and servers of your own such as AgentENV."""
+"""Sandboxes of services with E2B's protocol: E2B itself, and your servers, such as AgentENV."""

@@ -33,16 +33,16 @@ SANDBOX, OWNER, RUN, DEADLINE, IMAGE = (
     *("agentrl.sandbox", "agentrl.owner", "agentrl.run"),
     *("agentrl.deadline", "agentrl.image"),
 )
-"""Metadata of each machine."""
+"""The keys of each machine's metadata: sandbox id, owner, run, deadline and image."""
 _KEY = "E2B_API_KEY"
 _AT_ONCE = 16
-"""Parallel requests to remove machines or to extend lives."""
+"""The most parallel requests that remove machines or extend their lives."""
 _REFRESH_S = KEEP_S / 4
 
 
 @dataclass(frozen=True, slots=True)
 class E2BSnapshot(MachineSnapshot):
-    """A running machine saved by the service under the name `image`, as a template."""
+    """A machine that the service has saved as the template `image`, with its running processes."""
 
     async def release(self) -> None:
         """See `MachineSnapshot.release`."""
@@ -53,10 +53,10 @@ class E2BSnapshot(MachineSnapshot):
 
 
 class E2BSandbox(HostedSandbox):
-    """A machine of a service with E2B's protocol. If the service supports snapshots, the machine is paused, forked and
-    saved with all processes.
+    """A machine of a service with E2B's protocol. If the service supports snapshots, a machine can be paused,
+    forked and saved with all its processes.
 
-    No command may be awaited meanwhile. A service without support answers with SandboxError.
+    No command may run during these calls. They raise SandboxError if the service does not support snapshots.
     """
 
     kind = "e2b"
@@ -67,7 +67,7 @@ class E2BSandbox(HostedSandbox):
         self.machine = machine
 
     async def pause(self) -> None:
-        """Stop all processes, and save them with memory and files at the service. A paused machine uses no cores."""
+        """Stop all processes, and let the service save them with memory and files. A paused machine uses no cores."""
         self._admit(None)
         await self._asked(self.machine.pause(), "pause")
 
@@ -77,7 +77,7 @@ class E2BSandbox(HostedSandbox):
         await self._asked(self.machine.resume(), "resume")
 
     async def fork(self, count: int = 1) -> list[E2BSandbox]:
-        """Copies with the same processes, memory and files. The copies are already open: close each copy."""
+        """Copies of the sandbox with the same processes, memory and files. The copies are open: close each copy."""
         self._admit(None)
         machines = await self._asked(self.machine.fork(count), "fork")
         boxes = [E2BSandbox(self.spec, machine) for machine in machines]
@@ -98,12 +98,12 @@ class E2BSandbox(HostedSandbox):
 
 
 class E2BBackend:
-    """A `Backend` at the service named by the client's own variables: E2B_API_KEY. For a server other than E2B's also
-    E2B_DOMAIN, or E2B_API_URL and E2B_SANDBOX_URL.
+    """A `Backend` at a service with E2B's protocol. The key is in the environment variable E2B_API_KEY. A server other
+    than E2B's also needs E2B_DOMAIN, or E2B_API_URL and E2B_SANDBOX_URL.
 
-    A machine carries the owner, run and deadline as metadata, so every process can list every machine. A machine
-    expires some minutes after the owner's last sign of life, even without a reaper. A saved machine has the deadline in
-    the name, and stays until a reaper comes.
+    A machine has its owner, run and deadline as metadata, so every process can list every machine. A machine expires
+    some minutes after the owner's last request to extend its life. A saved machine has the deadline in its name, and
+    stays until a reaper removes it.
     """
 
     name = "e2b"
@@ -167,7 +167,7 @@ class E2BBackend:
         return sandboxes
 
     async def remove(self, sandbox_ids: Sequence[str]) -> None:
-        """See `Backend.remove`. Raises SandboxError for the first failed removal, after all were tried."""
+        """See `Backend.remove`. All removals are tried; then SandboxError is raised for the first failure."""
         for box in self._open:
             if box.sandbox_id in sandbox_ids:
                 await box.close()
@@ -177,7 +177,7 @@ class E2BBackend:
                 raise result
 
     async def _remove_unwanted(self) -> None:
-        """Remove unwanted saved machines. By now their copies are closed, except copies made elsewhere."""
+        """Remove the saved machines in `unwanted`. By now this process has closed their copies."""
         for result in await _each(list(unwanted), forget):
             if isinstance(result, SandboxError):
                 log.warning("a kept machine stays until its time is over, or `agentrl sandbox gc`: %s", result)
@@ -188,7 +188,7 @@ class E2BBackend:
             await self._refresh()
 
     async def _refresh(self) -> None:
-        """Extend the lives of the open machines. An ended machine fails at the next command."""
+        """Extend the lives of the open machines. A machine that has ended is no error here: its next command fails."""
         boxes = [entry for entry in self._open if entry.is_open]
         for box, result in zip(boxes, await _each(boxes, lambda entry: entry.machine.refresh()), strict=True):
             if isinstance(result, BaseException) and box.is_open:
@@ -200,7 +200,7 @@ async def _end(machine: str) -> None:
 
 
 def _found(info: Any) -> FoundSandbox:
-    """A machine in the service's list. Anybody may have written the metadata."""
+    """The entry of a machine in the service's list. Its metadata is not trusted, as others may have written it."""
     metadata = info.metadata
     owner, deadline = metadata.get(OWNER, ""), metadata.get(DEADLINE, "")
     until = float(deadline) if deadline.isdecimal() else info.end_at.timestamp()
@@ -209,7 +209,7 @@ def _found(info: Any) -> FoundSandbox:
 
 
 async def _each(items: Iterable[Any], act: Callable[[Any], Awaitable[Any]]) -> list[Any]:
-    """The result or exception of `act` for each item, some at a time."""
+    """The result or exception of `act` for each item. A limited number of calls run at the same time."""
     slots = asyncio.Semaphore(_AT_ONCE)
 
     async def one(item: Any) -> Any:

@@ -1,4 +1,4 @@
-"""One machine of a service with E2B's protocol, through the official client `e2b`."""
+"""A machine of a service with E2B's protocol, through the official client `e2b`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ T = TypeVar("T")
 log = logging.getLogger("agentrl")
 
 NAME = "agentrl.name"
-"""Metadata of a machine: a unique name, used to find the machine if the answer to the creation was lost."""
+"""Key of a machine's metadata. The value is a unique name, by which the machine is identified if the response to its
+creation is lost."""
 
 KEEP_S = 600.0
-"""Seconds that a machine lives after the owner's last sign of life, unless the machine's lifetime is shorter."""
+"""Seconds that a machine lives after the owner's last `refresh`, unless the machine's lifetime is shorter."""
 _PATIENCE_S = 300.0
-"""How long to wait while the service limits the rate of requests, or has no room for a machine."""
+"""Seconds for which a request is tried again while the service limits the rate of requests, or has no room for a
+machine."""
 _RECONNECT_S = 20.0
-"""How long to try again after lost connections."""
+"""Seconds for which a request is tried again after lost connections."""
 _LONGEST_PAUSE_S = 15.0
 _ENDING_S = 5.0
 
@@ -40,21 +42,21 @@ _GONE = (e2b.NotFoundException, getattr(e2b, "SandboxNotRunningException", e2b.N
 _LOST = (httpx.TransportError, ConnectError, OSError, getattr(e2b, "SandboxUnreachableException", ConnectError))
 
 KEPT = re.compile(r"(?:^|/)(agentrl-(\d+)-[0-9a-f]{16})(?=:|$)")
-"""The service's name of a saved machine. The name holds the Unix time of the deadline."""
+"""Matches the service's name of a machine that agentrl saved. The name has the Unix time of the deadline."""
 _NOT_OFFERED = re.compile(r"(404|405|501)\b")
 unwanted: set[str] = set()
-"""Names of saved machines to be removed: a service refuses the removal while copies of the machine run."""
+"""Names of saved machines that must be removed later: a service refuses the removal while copies of the machine run."""
 
 _PENDING: set[asyncio.Task[Any]] = set()
-"""Requests under way, referenced here so the tasks are not garbage-collected."""
+"""Tasks of running requests. The reference keeps the tasks from garbage collection."""
 
 
 async def patiently(ask: Callable[[], Awaitable[T]], pending: set[asyncio.Task[Any]] | None = None) -> T:
-    """The answer to a request that may be sent twice. Waits while the service is busy, and tries again after lost
-    connections. Raises SandboxError with the cause, and for a command `e2b.CommandExitException`.
+    """Send a request that may be sent twice, and return the response. Waits while the service is busy, and tries again
+    after lost connections. Raises SandboxError with the cause, and for a command `e2b.CommandExitException`.
 
-    A cancelled request goes on, and the answer is dropped: the client would swallow the cancellation, and report a lost
-    connection (connectrpc 0.12). Until then the request's task is in `pending`.
+    If the caller is cancelled, the request continues and its response is dropped: the client would swallow the
+    cancellation, and report a lost connection (connectrpc 0.12). Until its end, the request's task is in `pending`.
     """
     pending = _PENDING if pending is None else pending
     task = asyncio.ensure_future(_tried(ask))
@@ -91,7 +93,7 @@ async def _repeated(ask: Callable[[], Awaitable[T]]) -> T:
 
 
 def _patience(exc: Exception) -> float:
-    """How many seconds a request is tried again after this error."""
+    """Seconds for which a request is tried again after this error."""
     if isinstance(exc, _BUSY):
         return _PATIENCE_S
     return _RECONNECT_S if isinstance(exc, _LOST) or "without an end event" in str(exc) else 0.0
@@ -111,7 +113,7 @@ def _reason(exc: Exception) -> str:
 
 
 class E2BMachine:
-    """A `SandboxService`. Entering makes the machine. The machine expires unless `refresh` is called."""
+    """A `SandboxService`. Entering creates the machine. The machine expires unless `refresh` is called."""
 
     def __init__(self, template: str, metadata: Mapping[str, str], lifetime_s: float, internet: bool) -> None:
         self.sandbox_id = ""
@@ -124,7 +126,7 @@ class E2BMachine:
 
     @classmethod
     def of(cls, box: e2b.AsyncSandbox, like: E2BMachine) -> E2BMachine:
-        """An existing machine, such as a fork."""
+        """An E2BMachine for an existing machine, such as a fork, with the settings of `like`."""
         self = cls(like._template, like._metadata, 0.0, like._internet)
         self.sandbox_id, self._until, self._box = box.sandbox_id, like._until, box
         return self
@@ -222,7 +224,7 @@ class E2BMachine:
             raise
 
     async def _request(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """The answer of the machine. A request interrupted by a pause is sent again."""
+        """Send a request to the machine, and return the response. A request that a pause interrupts is sent again."""
         while True:
             await self._awake.wait()
             pauses = self._pauses
@@ -249,7 +251,7 @@ class E2BMachine:
             raise
 
     async def _forget(self) -> None:
-        """Remove the machine after the answer to the creation was lost."""
+        """Remove the machine if the response to its creation was lost."""
         for info in await listed({NAME: self._metadata[NAME]}):
             await e2b.AsyncSandbox.kill(info.sandbox_id)
 
@@ -274,7 +276,8 @@ def _in_background(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def kept() -> dict[str, float] | None:
-    """Deadlines of the machines saved for agentrl at the service, by name. None: the service cannot save machines.
+    """Name -> deadline of each machine that the service has saved for agentrl. None if the service cannot save
+    machines.
 
     Raises SandboxError.
     """
@@ -292,7 +295,7 @@ async def kept() -> dict[str, float] | None:
 
 
 async def listed(metadata: Mapping[str, str]) -> list[e2b.SandboxInfo]:
-    """The machines with this metadata, including paused machines and machines of other processes."""
+    """All machines with this metadata, including paused machines and machines of other processes."""
     pages, machines = e2b.AsyncSandbox.list(query=e2b.SandboxQuery(metadata=dict(metadata)), limit=100), []
     while pages.has_next:
         machines += await pages.next_items()

@@ -1,4 +1,4 @@
-"""The hosts open to a sandbox: the entries of `SandboxSpec.network`, and addresses closed to every entry."""
+"""The hosts that a sandbox may reach: the entries of `SandboxSpec.network`, and addresses that are always refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TypeAlias
 Address: TypeAlias = IPv4Address | IPv6Address
 
 WEB_PORTS = frozenset({80, 443})
-"""The ports of an entry without a port."""
+"""The ports that an entry without a port allows."""
 
 _AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::([0-9]{1,5}))?", re.IGNORECASE)
 _LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
@@ -22,13 +22,12 @@ _METADATA = frozenset(
 )
 """Addresses from which clouds serve credentials to a machine, in addition to the link-local 169.254.169.254."""
 _TRANSLATED = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32", "::/96")))
-"""IPv6 addresses standing for an IPv4 address."""
+"""Networks of IPv6 addresses that stand for an IPv4 address."""
 
 
 def split_authority(text: str) -> tuple[str, int | None]:
-    """`host:port` as a host in lower case, without a final dot, and a port. An IPv6 address is returned without
-    brackets, in the short form. Raises ValueError.
-    """
+    """Split `host:port` into host and port. The host is in lower case and has no final dot. An IPv6 address has its
+    short form without brackets. Raises ValueError."""
     match = _AUTHORITY.fullmatch(text)
     if match is None:
         raise ValueError(f"{text[:80]!r} is not a host or host:port")
@@ -61,7 +60,7 @@ class HostEntry:
 
     @classmethod
     def parse(cls, text: str) -> HostEntry:
-        """Raises ValueError, with the remedy."""
+        """Parse an entry. Raises ValueError, with the remedy."""
         if "/" in text:
             raise ValueError(f"{text!r} is a URL or a network; write the host only, such as pypi.org")
         if not text.isascii():
@@ -90,7 +89,7 @@ class HostEntry:
 
 
 class AllowedHosts:
-    """The hosts of a spec's `network`. A host name never opens a private address absent from the list."""
+    """The hosts of a spec's `network`. A private address is allowed only if the list has this address itself."""
 
     def __init__(self, entries: Iterable[str]) -> None:
         self._entries = tuple(map(HostEntry.parse, entries))
@@ -101,7 +100,7 @@ class AllowedHosts:
         return any(entry.covers(host, port) for entry in self._entries)
 
     def refusal(self, address: Address) -> str:
-        """Why a host's resolved address is refused; empty for an allowed address."""
+        """Why the address to which a host name resolved is refused; empty for an allowed address."""
         if why := never(address):
             return why
         plain_address = address.ipv4_mapped if isinstance(address, IPv6Address) and address.ipv4_mapped else address
@@ -111,7 +110,7 @@ class AllowedHosts:
 
 
 def never(address: Address) -> str:
-    """Why no entry can open an address; empty if an entry can."""
+    """Why an address is refused whatever the entries; empty if an entry can allow the address."""
     if isinstance(address, IPv6Address):
         if address.ipv4_mapped is not None:
             return never(address.ipv4_mapped)

@@ -1,8 +1,9 @@
-"""The way from a sandbox to the proxy: a listening socket, made inside the sandbox and handed to this process.
+"""Connect a sandbox to the proxy: a program opens a listening socket in the sandbox, and sends it to this process.
 
-A socket belongs to the network namespace of its creation, whoever holds the socket. So a program of ours enters the
-namespace for a moment, listens at the sandbox's loopback, and sends the socket out through a Unix socket. No program,
-device, route or name service stays in the sandbox. When this process ends, for any reason, the socket closes too.
+A socket belongs to the network namespace in which it was created, whichever process has it. So PROGRAM enters the
+namespace for a moment, listens at the sandbox's loopback interface, and sends the socket out through a Unix socket. No
+program, device, route or name service stays in the sandbox. When this process ends, for any reason, the socket closes
+too.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from agentrl.errors import SandboxError
 _WITHIN_S, _MOMENT_S = 60.0, 1.0
 
 PORT = 3128
-"""The port of a sandbox's proxy, at the sandbox's own loopback."""
+"""The port of the proxy at the sandbox's loopback interface."""
 
 PROGRAM = """
 import ctypes, os, socket, sys
@@ -43,7 +44,8 @@ with socket.socket(socket.AF_UNIX) as out:
     with socket.create_server(("127.0.0.1", int(port)), backlog=128) as listener:
         socket.send_fds(out, [b"."], [listener.fileno()])
 """
-"""Arguments: the path of a Unix socket and a port. To enter a sandbox: the pidfd, the namespaces, and a user id."""
+"""Python code that opens the listening socket. Arguments: the path of a Unix socket, and a port. To enter a sandbox,
+also: a pidfd, the flags of the namespaces, and a user id."""
 
 NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
@@ -62,14 +64,13 @@ class Handover:
 
     def __init__(self, path: str, server: socket.socket) -> None:
         self.path = path
-        """The Unix socket to which the program connects."""
+        """The path of the Unix socket to which the program connects."""
         self._server = server
         self._listener: socket.socket | None = None
 
     async def listener(self, ended: Awaitable[str]) -> socket.socket:
-        """The socket. `ended` waits for the end of the program and returns the output. Raises SandboxError with the
-        output if no socket came, or an unexpected socket.
-        """
+        """The listening socket from the program. `ended` waits for the end of the program and returns its output.
+        Raises SandboxError with this output if no socket, or a wrong socket, arrived."""
         handed, ending = asyncio.create_task(self._handed()), asyncio.ensure_future(ended)
         try:
             await asyncio.wait([handed, ending], timeout=_WITHIN_S, return_when=asyncio.FIRST_COMPLETED)
@@ -100,7 +101,7 @@ class Handover:
 
 @asynccontextmanager
 async def handover() -> AsyncIterator[Handover]:
-    """A Unix socket for the program, in a folder closed to other users of this machine.
+    """A Handover with a Unix socket for the program, in a folder that other users of this machine cannot enter.
 
     If the block ends with an error, the listening socket is closed.
     """

@@ -1,8 +1,8 @@
-"""The proxy of one sandbox: connects to the allowed hosts, and to no other host.
+"""The proxy of a sandbox: connects to the allowed hosts, and to no other host.
 
 A name is first compared with the list, then resolved here, and the connection goes to the checked address. So a later
-change in the name service opens no way around the check. A tunnel must carry TLS for the tunnel's host. Answers of
-hosts are passed on unread, so a redirect makes the sandbox ask here again.
+change in the name service cannot evade the check. A tunnel must contain TLS for the tunnel's host. Responses of hosts
+are passed on unread: after a redirect, the sandbox sends a new request to the proxy.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from agentrl_sandbox.egress.requests import LONGEST_HEAD, BadRequestError, Proxy
 log = logging.getLogger("agentrl")
 
 _CONNECTIONS = 64
-"""Parallel connections of one sandbox."""
+"""The most parallel connections of a sandbox."""
 _PAUSE_S = 0.01
-"""Seconds between two new connections: a flood from a sandbox must not occupy this event loop."""
+"""Seconds between accepting two connections, so that many connections of a sandbox do not block this event loop."""
 _BYTES = 8 << 30
-"""Bytes that one sandbox may send and receive in all."""
+"""The most bytes that a sandbox may send and receive in total."""
 _ASKING_S = 10.0
-"""Seconds for a request's head, and for the first message in a tunnel."""
+"""The most seconds for a request's head, and for the first message in a tunnel."""
 _REACHING_S = 10.0
-"""Seconds to find a host's addresses, and to connect to an address."""
+"""The most seconds to resolve a host's name, and to connect to an address."""
 _LINGERING_S, _LINGERING = 1.0, 64
 """How long, and how often, the rest of a refused request is read."""
 _IDLE_S = 120.0
-"""Seconds without a byte in either direction."""
+"""A connection ends after so many seconds without a byte in either direction."""
 _LOOKUPS = 4
-"""Parallel name look-ups of one sandbox."""
+"""The most parallel name look-ups of a sandbox."""
 MOST_ADDRESSES = 50
-"""Refused addresses counted one by one. Further addresses are counted together."""
+"""The most refused addresses that are counted separately. All others are counted together."""
 _TRIES = 4
-"""Addresses of a host to try."""
+"""The most addresses of a host to which a connection is tried."""
 _PIECE = _LONGEST_HELLO = 64 << 10
 _CHUNK = re.compile(rb"([0-9a-fA-F]{1,8})\r\n")
 _NO_NAME = re.compile(r"[^a-z0-9._-]")
@@ -52,14 +52,14 @@ _LONGEST_NAME = 253
 _OTHERS = "others"
 
 _resolving = ThreadPoolExecutor(16, "agentrl-names")
-"""Separate threads: a silent name service must not hold up the rest of this process."""
+"""Separate threads for name look-ups, so that a slow name service does not delay the rest of this process."""
 _all_open: set[asyncio.Task[None]] = set()
-"""The connections of all sandboxes of this process."""
+"""Tasks of the connections of all sandboxes of this process."""
 _warned: set[str] = set()
 
 
 class EgressProxy:
-    """Serves one sandbox. `refused` counts refused requests, by `host:port`."""
+    """The proxy of a sandbox. `refused` has the number of refused requests for each `host:port`."""
 
     def __init__(
         self, sandbox_id: str, entries: Sequence[str], resolve: Callable[[str], Sequence[str]] | None = None
@@ -76,7 +76,7 @@ class EgressProxy:
         self.connections: set[asyncio.Task[None]] = set()
 
     async def serve(self, listener: socket.socket) -> None:
-        """Serve the connections to a listening socket. `close` closes the socket."""
+        """Begin to serve the connections to a listening socket, until `close`, which also closes the socket."""
         listener.setblocking(False)
         self._serving = asyncio.create_task(self._accept(listener), name=f"proxy of {self._name}")
         self._serving.add_done_callback(lambda _: listener.close())
@@ -139,9 +139,8 @@ class EgressProxy:
         return None
 
     async def _reach(self, request: ProxyRequest) -> _Link:
-        """A connection to the host. Raises _HostRefusedError for a refused host, or _UnreachableError for a silent
-        host.
-        """
+        """Connect to the host of a request. Raises _HostRefusedError for a refused host, and _UnreachableError if the
+        host does not respond."""
         if not self._hosts.has(request.host, request.port):
             raise _HostRefusedError("it is not on the list of hosts")
         addresses = await self._addresses(request.host)
@@ -163,7 +162,7 @@ class EgressProxy:
         raise _UnreachableError(problem)
 
     async def _addresses(self, host: str) -> Sequence[str]:
-        """The addresses of a host. A look-up beyond the time limit still counts as running until the end."""
+        """The addresses of a host. A look-up that exceeds the time limit still counts as running until its end."""
         if literal(host) is not None:
             return [host]
         try:
@@ -205,7 +204,8 @@ class EgressProxy:
         return None
 
     async def _send_on(self, link: _Link, remote: _Link, request: ProxyRequest) -> None:
-        """Send one request and return the whole answer. Later data in the connection is never read."""
+        """Send a request to the host, and its whole response to the sandbox. Later data of the sandbox is never
+        read."""
         self._count(len(request.head()))
         remote.writer.write(request.head())
         exchange = _Exchange(self._count)
@@ -214,7 +214,7 @@ class EgressProxy:
         await exchange.run(body, exchange.copy(remote, link))
 
     def _count(self, size: int) -> None:
-        """Raises OSError once too much was sent and received."""
+        """Count sent or received bytes. Raises OSError if the sandbox exceeds its limit."""
         if self.budget > 0 >= self.budget - size:
             log.warning("sandbox %s has used up its %d GiB of network traffic", self._name, _BYTES >> 30)
             self._refuse("(too many bytes)")
@@ -233,21 +233,21 @@ class EgressProxy:
 
 
 class _HostRefusedError(Exception):
-    """A host closed to the sandbox, and the reason."""
+    """The sandbox may not reach the host. The message has the reason."""
 
 
 class _UnreachableError(Exception):
-    """An allowed host that does not answer."""
+    """An allowed host does not respond."""
 
 
 class _Link:
-    """A connection."""
+    """A TCP connection, to the sandbox or to a host."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
     async def request(self) -> ProxyRequest:
-        """Raises BadRequestError, and TimeoutError for a slow request."""
+        """Read the head of a request. Raises BadRequestError, and TimeoutError for a slow request."""
         try:
             async with asyncio.timeout(_ASKING_S):
                 return parse_head(await self.reader.readuntil(b"\r\n\r\n"))
@@ -255,7 +255,7 @@ class _Link:
             raise BadRequestError(f"the head is longer than {LONGEST_HEAD >> 10} KiB", 431) from None
 
     async def some(self) -> bytes:
-        """Raises IncompleteReadError at the end."""
+        """Read some bytes. Raises IncompleteReadError at the end of the connection."""
         if data := await self.reader.read(_PIECE):
             return data
         raise asyncio.IncompleteReadError(b"", None)
@@ -265,9 +265,8 @@ class _Link:
         await self.writer.drain()
 
     async def answer(self, status: int, why: str) -> None:
-        """Send an answer of the proxy itself. The client's remaining data is read for a moment: otherwise the kernel
-        would reset the connection, and the client would not see the answer.
-        """
+        """Send a response of the proxy itself. The client's remaining data is read for a moment: otherwise the kernel
+        would reset the connection, and the client would not read the response."""
         text = f"{why}\n".encode(errors="replace")
         head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: text/plain\r\n"
         self.writer.write(f"{head}Content-Length: {len(text)}\r\nConnection: close\r\n\r\n".encode() + text)
@@ -277,7 +276,8 @@ class _Link:
                 await self.some()
 
     def close(self) -> None:
-        """End the connection once the rest is sent. A client that does not read is cut off after a while."""
+        """Close the connection after all data is sent. If the client does not read, the connection is cut after some
+        time."""
         self.writer.close()
         asyncio.get_running_loop().call_later(_ASKING_S, self.writer.transport.abort)
 
@@ -298,7 +298,8 @@ class _Exchange:
         self._deadline: asyncio.Timeout | None = None
 
     async def run(self, forth: Coroutine[Any, Any, None], back: Coroutine[Any, Any, None]) -> None:
-        """Run until the host has sent everything, the connection breaks, or no data has moved for a while."""
+        """Run both directions until the host has sent all data, the connection breaks, or no data has moved for some
+        time."""
         sending, answering = asyncio.create_task(forth), asyncio.create_task(back)
         try:
             async with asyncio.timeout(_IDLE_S) as self._deadline:
@@ -326,7 +327,7 @@ class _Exchange:
             await self._pass(target, data)
 
     async def copy_chunks(self, source: _Link, target: _Link) -> None:
-        """A chunked body, without extensions and trailers."""
+        """Copy a chunked body, without its extensions and trailers."""
         while True:
             match = _CHUNK.fullmatch(await source.reader.readuntil(b"\r\n"))
             if match is None:
@@ -348,15 +349,14 @@ class _Exchange:
 
 
 def _resolved(host: str) -> Sequence[str]:
-    """The addresses of a host, in the order for attempts. Blocks."""
+    """The addresses of a host, in the order in which to try them. Blocks."""
     entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
 def _most_open() -> int:
-    """Parallel connections of all sandboxes. A connection needs two files, and together at most a quarter of
-    all files.
-    """
+    """The most parallel connections of all sandboxes. A connection needs two file descriptors; all connections get at
+    most a quarter of the descriptors of this process."""
     return max(8, min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 1 << 20) // 8)
 
 
@@ -371,7 +371,7 @@ class _NotTLSError(Exception):
 
 
 class _ClientHello:
-    """Reads the beginning of a TLS client's side of a connection, until the name of the target host is known."""
+    """Parses the first message of a TLS client, which has the name of the target host."""
 
     def __init__(self) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -384,10 +384,10 @@ class _ClientHello:
         self.data = bytearray()
         """The data read so far."""
         self.name: str | None = None
-        """The name sent by the client, in lower case. None: no name, or the name is not read yet."""
+        """The host name that the client sent, in lower case. None if there is no name, or if it is not read yet."""
 
     def feed(self, data: bytes) -> bool:
-        """Whether the message is complete. Raises _NotTLSError."""
+        """Add data. Returns whether the message is complete. Raises _NotTLSError."""
         self.data += data
         self._incoming.write(data)
         try:

@@ -1,4 +1,4 @@
-"""The head of a proxy's request, read strictly: ambiguous requests are refused."""
+"""Parse the head of a request to a proxy strictly: ambiguous requests are refused."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _ONE_HOP = frozenset(
         "upgrade",
     ]
 )
-"""Headers for the proxy itself, not sent on."""
+"""Headers that are for the proxy itself, and are not sent to the host."""
 _OURS = frozenset(("host", "content-length", "transfer-encoding"))
-"""Headers written by the proxy."""
+"""Headers that the proxy writes anew."""
 
 
 class BadRequestError(Exception):
-    """A request refused whatever the host. `status` is an HTTP status."""
+    """The request is refused, whatever its host. `status` is the HTTP status of the response."""
 
     def __init__(self, why: str, status: int = 400) -> None:
         super().__init__(why)
@@ -49,9 +49,9 @@ class ProxyRequest:
     target: str
     """The path and query for the host; empty for a tunnel."""
     version: int
-    """1 for HTTP/1.1, 0 for HTTP/1.0."""
+    """The minor version of HTTP: 1 for HTTP/1.1, 0 for HTTP/1.0."""
     headers: Sequence[tuple[str, str]]
-    """The headers to send on, without the headers that frame the request."""
+    """The headers for the host, without Host, Content-Length and Transfer-Encoding."""
     length: int | None
     """Bytes of the body. None: the body is chunked."""
 
@@ -61,7 +61,7 @@ class ProxyRequest:
 
     @property
     def address(self) -> str:
-        """`host:port`."""
+        """The target host as `host:port`."""
         return authority(self.host, self.port)
 
     def head(self) -> bytes:
@@ -85,7 +85,7 @@ def authority(host: str, port: int) -> str:
 
 
 def parse_head(head: bytes) -> ProxyRequest:
-    """Read a head, up to the empty line. Raises BadRequestError."""
+    """Parse a head, which ends with an empty line. Raises BadRequestError."""
     first, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
     match = _LINE.fullmatch(first)
     if match is None:
@@ -137,7 +137,7 @@ def _split(text: str) -> tuple[str, int | None]:
 
 
 def _check_host(headers: Sequence[tuple[str, str]], host: str, port: int, version: int, method: str) -> None:
-    """The header Host must be there once and agree with the target. HTTP/1.0 needs none."""
+    """Raises BadRequestError unless the header Host occurs once and agrees with the target. HTTP/1.0 needs no Host."""
     hosts = _all(headers, "host")
     if len(hosts) > 1 or (version == 1 and not hosts):
         raise BadRequestError("a request needs one header Host")

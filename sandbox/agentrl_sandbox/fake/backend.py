@@ -12,7 +12,7 @@ from agentrl_sandbox.spec import SandboxSpec
 
 
 class FakeBackend:
-    """Sandboxes that run no programs. `made` lists the sandboxes in order."""
+    """Creates sandboxes that run no programs. `made` lists these sandboxes in the order of creation."""
 
     name = "fake"
 
@@ -37,7 +37,7 @@ class FakeBackend:
         """Do nothing: a fake has no images."""
 
     async def list(self) -> Sequence[FoundSandbox]:
-        """The open sandboxes of this object."""
+        """The open sandboxes of this back end."""
         now = time.time()
         return [
             FoundSandbox(box.sandbox_id, spec.image, "", "", deadline, gone=now > deadline)

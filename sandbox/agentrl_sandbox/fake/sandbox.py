@@ -25,7 +25,7 @@ from agentrl_sandbox.paths import absolute
 
 @dataclass(frozen=True, slots=True)
 class ExecCall:
-    """One call of `exec`, or of `start` with the following `wait`."""
+    """A call of `exec`, or a call of `start` with the following `wait`."""
 
     cmd: str
     user: str
@@ -39,15 +39,16 @@ class ExecCall:
 
 
 Script: TypeAlias = Mapping[str, ExecResult] | Callable[[ExecCall], MaybeAwait[ExecResult]]
-"""The replies: a mapping from a command's exact text to its reply, or a function of the command, which may raise."""
+"""The results of commands: a mapping from a command's exact text to its result, or a function of the call, which may
+raise."""
 
 
 class FakeSandbox:
-    """Answers each command from `script`. An unknown command raises LookupError.
+    """A sandbox in which `script` gives the result of each command. An unknown command raises LookupError.
 
-    `timeout`, `max_output`, `on_output` and `check` work. A started command is played at the first `wait`, with all
-    data sent so far as stdin. `calls` lists the calls in order, `files` the contents by path. A fake has no modes, no
-    empty folders, and no links: links in an upload are followed.
+    `timeout`, `max_output`, `on_output` and `check` work. For a command that `start` has started, the result is
+    looked up at the first `wait`, with all data sent so far as stdin. `calls` lists the calls in order, `files` the
+    contents by path. A fake has no modes, no empty folders, and no links: links in an upload are followed.
     """
 
     def __init__(
@@ -209,13 +210,13 @@ class FakeSandbox:
         return absolute(posixpath.join(self._workdir, sandbox_path))
 
     def _below(self, folder: str) -> list[str]:
-        """The files below a folder, relative to the folder."""
+        """Path relative to the folder -> content, for the files below a folder."""
         start = f"{folder.rstrip('/')}/"
         return [path.removeprefix(start) for path in self.files if path.startswith(start)]
 
 
 class _FakeProcess:
-    """A started command: played once, at the first `wait`."""
+    """A command that was started. Its result is looked up once, at the first `wait`."""
 
     def __init__(self, play: Callable[[float | None, bytes], Awaitable[ExecResult]]) -> None:
         self._play = play
@@ -247,7 +248,7 @@ def _bytes(content: FileContent) -> bytes:
 
 
 def _files_of(source: Path) -> list[tuple[str, Path]]:
-    """The files of an upload, with relative paths."""
+    """Relative path -> content, for the files of an upload."""
     if not source.is_dir():
         return [("", source)]
     trees.pack(source, io.BytesIO())  # raises the same errors as for other sandboxes
@@ -259,7 +260,7 @@ def _folders_of(path: str) -> list[str]:
 
 
 def _add(tar: tarfile.TarFile, name: str, data: bytes | None) -> None:
-    """A file, or a folder if there is no data."""
+    """Add a file to a tar file, or a folder if there is no data."""
     entry = tarfile.TarInfo(name)
     if data is None:
         entry.type, entry.mode = tarfile.DIRTYPE, 0o755
@@ -269,7 +270,7 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes | None) -> None:
 
 
 def _told(result: ExecResult, limit: int, on_output: OnOutput | None) -> ExecResult:
-    """The result in the form of a real sandbox: at most `limit` bytes of each stream."""
+    """A result as a real sandbox returns it: with at most `limit` bytes of each stream."""
     output = Output(limit, on_output)
     if result.stdout:
         output.add("stdout", result.stdout.encode(errors="replace"))

@@ -1,1 +1,1 @@
-"""Sandboxes of a hosted service, through a class with slime's own protocol: E2B's class, or yours."""
+"""Sandboxes of a hosted service, through a class with slime's protocol: slime's class for E2B, or your class."""

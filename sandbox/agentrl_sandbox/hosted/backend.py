@@ -1,4 +1,4 @@
-"""HostedBackend: makes sandboxes by a class with slime's protocol."""
+"""HostedBackend: creates sandboxes with a class that has slime's protocol."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from agentrl_sandbox.spec import SandboxSpec
 
 
 class HostedBackend:
-    """Sandboxes of a service. `make(image)` returns a sandbox not entered yet: slime's E2BSandbox, or the result of
-    your function, which reads the settings. A parameter `timeout` receives the spec's lifetime in seconds.
-    """
+    """Creates sandboxes of a service. `make(image)` returns a sandbox that is not entered yet: slime's E2BSandbox, or
+    the result of your function. If `make` has a parameter `timeout`, it gets the spec's lifetime in seconds."""
 
     name = "hosted"
 

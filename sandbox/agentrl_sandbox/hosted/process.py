@@ -1,4 +1,4 @@
-"""A command in a hosted machine: short consecutive requests instead of a lasting connection."""
+"""A command in a hosted machine. Short requests, one after the other, replace a lasting connection."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from agentrl_sandbox.hosted import scripts
 from agentrl_sandbox.tools import NO_PROCESS
 
 Ask = Callable[[str, float, bool], Awaitable[str]]
-"""(script, seconds, as root) -> stdout of the script. Raises SandboxError if the machine does not answer."""
+"""Runs a script in the machine: (script, seconds, as root) -> stdout. Raises SandboxError if the machine does not
+respond."""
 Write = Callable[[str, bytes], Awaitable[None]]
-"""(path, content): write a file of the command's user."""
+"""Writes a file of the command's user: (path, content)."""
 
 _TICK_S = 0.02
 _FIRST_S, _LATER_S = 0.2, 20.0
-"""Seconds that a request waits in the machine for news: the first request, and later requests."""
+"""Seconds that a request waits in the machine for new output. _FIRST_S: the first request. _LATER_S: later requests."""
 _TRAILING_S = 0.25
 _STATES = ("runs", "more", "over", "lost")
 _LINE = re.compile(r"[A-Za-z0-9+/=]{0,76}|\.| (-|\d+)")
-"""A line of an answer: a number, base64, the end of a stream, a state, the code after the token."""
+"""Matches a line of a response: a number, base64, the end of a stream, a state, or the code after the token."""
 _LONGEST = 48 << 10
-"""Characters of a script, and bytes of stdin, sent in a request itself and not in a file."""
+"""The most characters of a script, and bytes of stdin, in a request itself. Longer data is sent as a file."""
 
 
 class HostedProcess:
-    """A `Running` over requests, each safe to send twice."""
+    """A `Running` that uses requests. Each request may be sent twice without harm."""
 
     def __init__(
         self, folder: str, ask: Ask, write: Write, sink: OnOutput, broken: Callable[[], Awaitable[None]]
@@ -46,7 +47,8 @@ class HostedProcess:
         self._code: int | None = None
         self._coded_at = 0.0
         self._last = {"o": 0, "e": 0}
-        """After the end: the command's highest piece numbers. Later pieces come from background processes."""
+        """Stream (o or e) -> number of the last piece of the command's output, set at its end. Later pieces come from
+        background processes."""
         self._over = False
         self._pump: asyncio.Task[None] | None = None
         self._error: SandboxError | None = None
@@ -82,7 +84,7 @@ class HostedProcess:
 
     @property
     def finished(self) -> bool:
-        """Whether all requests for the command are over."""
+        """Whether no further requests for the command will be sent."""
         return self._code is not None and (self._over or time.monotonic() - self._coded_at > _TRAILING_S)
 
     async def send(self, data: bytes) -> None:
@@ -105,12 +107,12 @@ class HostedProcess:
         return 128 + 9 if self._code is None else self._code
 
     def abandon(self) -> None:
-        """Stop fetching: the machine is gone."""
+        """Send no more requests, as the machine has ended."""
         if self._pump is not None:
             self._pump.cancel()
 
     async def kill(self) -> None:
-        """See `Running.kill`. If the kill fails, the whole machine is given up."""
+        """See `Running.kill`. If the kill fails, the whole machine is ended."""
         async with self._killing:
             if self._code is not None:
                 return None
@@ -131,7 +133,7 @@ class HostedProcess:
         return None
 
     async def _fetch(self) -> None:
-        """Hand on output as it comes, until the command has ended."""
+        """Fetch output and pass it to the sink, until the command has ended."""
         try:
             while not self.finished:
                 await self._poll(_LATER_S if self._code is None else _TRAILING_S)
@@ -155,7 +157,7 @@ class HostedProcess:
         raise BrokenPipeError("the command has closed its stdin, or ended")
 
     async def _poll(self, seconds: float, before: str = "") -> None:
-        """Fetch new output, or wait a while for output. Safe to cancel, and to send twice."""
+        """Fetch new output, and wait up to `seconds` for it. The request may be cancelled, and may be sent twice."""
         arrived = self._arrived
         script = scripts.poll(self.folder, arrived["o"], arrived["e"], round(seconds / _TICK_S))
         self._read(await self._ask(before + script, seconds + 60.0, False))
@@ -183,7 +185,7 @@ class HostedProcess:
         self._over = state == ["over"]
 
     def _take(self, name: Literal["o", "e"], stream: Literal["stdout", "stderr"], lines: list[str]) -> list[str]:
-        """Pass on the pieces of one stream. Returns the following lines."""
+        """Pass the pieces of a stream to the sink. Returns the lines after these pieces."""
         try:
             end = lines.index(".")
             pieces, data = int(lines[0]), base64.b64decode("".join(lines[1:end]), validate=True)
@@ -196,9 +198,8 @@ class HostedProcess:
 
 
 def _unexpected(answer: str, *, started: bool = True) -> SandboxError:
-    """An error about an unexpected answer. `started`: the text follows an answer's token. A service may cut off an
-    answer with a token, but never extends the answer.
-    """
+    """The error for an unexpected response. `started`: whether the response began with the token. A service may cut off
+    such a response, but never extends it."""
     tampered = started and not all(map(_LINE.fullmatch, answer.split("\n")))
     answer = " ".join(answer[-300:].split())
     if any(text in answer for text in NO_PROCESS):

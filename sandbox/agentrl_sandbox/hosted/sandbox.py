@@ -26,12 +26,13 @@ _told: set[str] = set()
 _SETUP_S = 120.0
 _GIVING_UP_S = 30.0
 _KILLED = (-1, 128 + 9, 128 + 15)
-"""Exit codes of a killed request shell. In a live machine, only the machine's own programs kill a request shell."""
+"""Exit codes if the shell of a request was killed. While the machine runs, only programs in the machine kill this
+shell."""
 _LIMITS = "ulimit -c 0; ulimit -f {blocks}; ulimit -d {kilobytes}; ulimit -u {pids} 2>/dev/null || ulimit -p {pids}"
 
 
 class SandboxService(Protocol):
-    """slime's protocol of a sandbox: `slime.agent.sandbox.Sandbox`."""
+    """The protocol `slime.agent.sandbox.Sandbox` of slime."""
 
     sandbox_id: str
 
@@ -54,15 +55,15 @@ class SandboxService(Protocol):
 
 
 class HostedSandbox(ShellSandbox):
-    """A machine of a hosted service. Commands run through short requests, safe to send twice.
+    """A machine of a hosted service. Commands run through short requests, which may be sent twice without harm.
 
-    The service is asked for root once, to make the user and the work folder, and for each kill of a command.
-    `sandbox_id` ends with the service's own id once the sandbox is open.
+    Requests run as root only to create the user and the work folder, and to kill a command. When the sandbox is open,
+    `sandbox_id` ends with the id of the service.
     """
 
     kind = "hosted"
     cuts_network: ClassVar[bool] = False
-    """Whether the service can make machines without internet access."""
+    """Whether the service can start machines without internet access."""
 
     def __init__(self, spec: SandboxSpec, service: SandboxService) -> None:
         self._check(spec)
@@ -90,7 +91,7 @@ class HostedSandbox(ShellSandbox):
         return self._state == "closed"
 
     def _check(self, spec: SandboxSpec) -> None:
-        """Raises ConfigError for settings not enforced by the service."""
+        """Raises ConfigError for settings that the service does not enforce."""
         problems = []
         if not spec.image:
             problems.append("name an image of the service")

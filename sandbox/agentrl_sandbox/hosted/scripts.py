@@ -1,8 +1,8 @@
-"""Shell scripts to run a command in a machine limited to short requests.
+"""Shell scripts that run a command in a machine which allows only short requests.
 
-A command has its own folder there. The output lies in a few numbered pieces: the writer waits until the earlier pieces
-were fetched. Each request names the pieces that have arrived. So a request can be sent again after a lost connection,
-and no output is lost or doubled. The same holds for data sent to stdin.
+A command has its own folder in the machine. The output is stored in a few numbered pieces: the writer waits until
+earlier pieces were fetched. Each request names the pieces that have arrived. So a request can be sent again after a
+lost connection, and no output is lost or doubled. The same holds for data sent to stdin.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from shlex import quote
 from agentrl_sandbox.process_tree import ADD_DESCENDANTS, KILL_CHILDREN_FIRST, LIST_PROCESSES
 
 PIECES = 64
-"""Waiting pieces of a stream, and pieces fetched by one request."""
+"""The most pieces of a stream that wait in the machine, and that a request fetches."""
 MARK = "AGENTRL_COMMAND"
-"""Environment variable that marks the processes of a command."""
+"""The environment variable that marks the processes of a command."""
 NO_FOLDER, GONE = "cwd", "gone"
 
 _PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin; export PATH; "
@@ -42,10 +42,9 @@ done
 exit 6
 """
 )
-"""Arguments: user, work folder, a word. Prints the folder of the commands' folders. Names of the commands' folders
-begin with a `c` and the word. Other folders there belong to the original of this forked machine: once such a folder is
-gone, an abandoned background process can write on. Snapshots of files exclude the folder.
-"""
+"""Creates the user and the folder for the commands' folders, and prints this folder. Arguments: user, work folder, a
+word. The names of the commands' folders begin with a `c` and the word. Other folders belong to the machine from which
+this machine was forked; they are removed, so that no background process waits forever. Snapshots exclude the folder."""
 
 _DRAIN = r"""
 n=0
@@ -134,7 +133,8 @@ done
 echo "$state"
 """.replace("PIECES", str(PIECES))
 )
-"""Arguments: folder, number of arrived pieces of stdout and of stderr, and the wait for more, in steps of 20 ms."""
+"""Returns new output. Arguments: folder, numbers of arrived pieces of stdout and of stderr, and how long to wait for
+output, in steps of 20 ms."""
 
 _SEND = (
     _PATH
@@ -153,7 +153,8 @@ if [ -e "$folder/deaf" ] || [ -e "$folder/code" ] || [ ! -d "$folder" ]; then st
 echo "TOKEN $state"
 """
 )
-"""Arguments: folder, number of the piece, and the bytes in base64, or no bytes if the file `up` has the bytes."""
+"""Sends a piece of stdin. Arguments: folder, number of the piece, and the bytes in base64, or an empty text if the file
+`up` has the bytes."""
 
 _KILL = (
     _PATH
@@ -192,7 +193,8 @@ done
 echo "TOKEN killed"
 """
 )
-"""Argument: folder. All processes are stopped first, and then killed, as a stopped process cannot start children."""
+"""Kills a command. Argument: folder. All processes are first stopped and then killed, as a stopped process cannot start
+children."""
 
 
 def launch(
@@ -205,7 +207,8 @@ def launch(
     limits: str,
     finished: Sequence[str],
 ) -> str:
-    """Start a command. Sent twice, the script starts the command once. `finished` are folders of finished commands."""
+    """The script that starts a command. If it is sent twice, the command starts once. `finished` has the folders of
+    finished commands, which are removed."""
     words = ["env", *(f"{name}={value}" for name, value in env.items()), *argv]
     return _filled(
         _LAUNCH,

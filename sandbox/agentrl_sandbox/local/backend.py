@@ -12,7 +12,7 @@ from agentrl_sandbox.spec import SandboxSpec
 
 
 class LocalBackend:
-    """Sandboxes without isolation. Choosing this back end by name means that the code is trusted."""
+    """Creates sandboxes without isolation. Choosing this back end by name means that the code is trusted."""
 
     name = "local"
 

@@ -27,28 +27,29 @@ from agentrl_sandbox.spec import SandboxSpec
 log = logging.getLogger(__name__)
 
 _MARK = "AGENTRL_SANDBOX"
-"""Environment variable that marks a sandbox's processes, including processes outside of their process group."""
+"""The environment variable that marks a sandbox's processes, including processes that left their process group."""
 _COMMAND = "AGENTRL_COMMAND"
-"""Environment variable that marks the processes of one command."""
+"""The environment variable that marks the processes of a command."""
 
 _DYING_S = 5.0
 _LIMITED = 'ulimit -c 0; ulimit -f {blocks}; ulimit -d {kilobytes}; exec "$@"'
-"""Limits of each process alone: no core files, the size of a file, memory. No limit can be raised above the host's."""
+"""Shell code that sets limits for each process: no core files, the size of a file, memory. A limit cannot exceed the
+host's limit."""
 
 
 class LocalSandbox(ShellSandbox):
     """NO ISOLATION. Commands run on this machine, as you, and can read, change and delete all your files.
 
     Use this sandbox for code you would run in your own shell: your tests, a demo, a harmless Env. Never run code from a
-    model here. Code from a model needs a back end with containers. `trusted=True` confirms that you know.
+    model here. Code from a model needs a back end with containers. `trusted=True` confirms that you know this.
 
     The sandbox gives a temporary folder as root, an environment without your variables (PATH stays; no API key is
     inherited), and limits of memory and file size for each process (`spec.memory_mb`, `file_mb`; no other limit of the
     spec is enforced). Closing kills the started processes and removes the folder.
 
-    A process survives closing if the process dropped its environment, left the folder and lost its parent, all three. A
-    timeout kills by environment and process group alone. Without /proc, as on macOS, only process groups are killed. A
-    SIGKILL of this process closes no sandbox.
+    A process survives closing only if it has dropped its environment, left the folder and lost its parent. A timeout
+    kills the processes with the environment or in the process group. Without /proc, as on macOS, only process groups
+    are killed. A SIGKILL of this process closes no sandbox.
 
     The methods for files, and `cwd`, take paths from the sandbox's root: "/workspace/x" is `<root>/workspace/x`, `..`
     stops at the root, and a symbolic link leading out raises PermissionError. A *command* sees the host's paths, so
@@ -75,7 +76,7 @@ class LocalSandbox(ShellSandbox):
 
     @property
     def root(self) -> Path:
-        """The folder on this machine used as the sandbox's root."""
+        """The folder on this machine that is the sandbox's root."""
         if self._root is None:
             raise SandboxError(f"sandbox {self.sandbox_id} is not open; use it within `async with`")
         return self._root
@@ -140,7 +141,7 @@ class LocalSandbox(ShellSandbox):
 
 
 class LocalProcess(HostProcess):
-    """A command with marks to identify the process tree."""
+    """A command whose processes are marked by an environment variable."""
 
     def __init__(self, sink: OnOutput, marks: set[bytes]) -> None:
         super().__init__(sink)
@@ -156,9 +157,8 @@ class LocalProcess(HostProcess):
 
 
 def _make_folder(prefix: str) -> Path:
-    """Make a folder. The returned path is resolved, because links inside must not look like a way out of the
-    sandbox.
-    """
+    """Create a temporary folder. Links in its path are resolved, as a path with links would look like a path out of the
+    sandbox."""
     return Path(os.path.realpath(tempfile.mkdtemp(prefix=prefix)))
 
 
@@ -197,8 +197,8 @@ def _kill_all(marks: set[bytes], root: Path | None) -> None:
 
 
 def belonging(marks: set[bytes], root: Path | None) -> set[int]:
-    """Three kinds of processes: processes with all `marks` (`NAME=value`) in the environment; processes without a
-    terminal and with a working folder below `root`; and the children of either.
+    """The processes of a sandbox, of three kinds: processes with all `marks` (`NAME=value`) in the environment;
+    processes without a terminal and with a working folder below `root`; and the children of these two kinds.
 
     A person's shell below `root` has a terminal, and is spared.
     """
