@@ -1,4 +1,4 @@
-"""The assistant as an environment: what it is asked, where its model is, and what its work was worth."""
+"""The assistant as an environment: its tasks, the address of its model, and its reward."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Assistant(AgentEnv):
         return {"answer": done.final_output, "read": "\n".join(read)}
 
     def score(self, trajectory: Trajectory) -> float:
-        """1.0 for the right answer, found by searching."""
+        """The reward: 1.0 for the right answer if the assistant read it in a search."""
         if self.result is None:  # a limit ended the episode
             return 0.0
         found = re.search(rf"\b{re.escape(self.task.label)}\b", self.result["read"])

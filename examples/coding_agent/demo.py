@@ -1,6 +1,6 @@
-"""`tiny` learns in real sandboxes, by reward alone, to read a file with bash before it writes another.
+"""`tiny` learns in real sandboxes, by reward alone, to read a file with bash before it writes a second file.
 
-python examples/coding_agent/demo.py                          # docker if an engine answers, else bubblewrap
+python examples/coding_agent/demo.py                          # docker if an engine responds, else bubblewrap
 python examples/coding_agent/demo.py --backend bubblewrap
 """
 
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def command(*words: object) -> None:
-    """Run a Python program; its failure is the demo's."""
+    """Run a Python program. If it fails, the demo fails."""
     print("$ python", *words, flush=True)
     done = subprocess.run([sys.executable, *map(str, words)], check=False)
     if done.returncode:
@@ -59,13 +59,13 @@ def agentrl(*words: object) -> None:
 
 
 async def left_behind(backend: str) -> int:
-    """How many sandboxes of this run there still are."""
+    """How many sandboxes of this run still exist."""
     async with open_backend(backend) as engine:
         return sum(found.run == os.environ["AGENTRL_RUN"] for found in await engine.list())
 
 
 def figures(run: Path) -> dict[str, Any]:
-    """Held-out success and what an episode of RL costs. Held-out episodes are greedy."""
+    """The success in held-out episodes, which are greedy, and the cost of an episode of RL."""
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     played = [

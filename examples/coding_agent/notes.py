@@ -1,9 +1,9 @@
-"""Tasks for a first coding agent: a word lies in a file, and it has to be written to another.
+"""Tasks for a first coding agent: read a word in a file, and write the word to a second file.
 
     python examples/coding_agent/notes.py FOLDER      # writes train.jsonl and held_out.jsonl
 
 The words are short so that `tiny` can read and write them. The files, the commands and the tests are real: see
-`agentrl_envs.coding`. In held-out tasks, the file asked for holds a word that it holds in no training task.
+`agentrl_envs.coding`. In a held-out task, the file to read has a word that it has in no training task.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ water people time number sound hand air line land house world school food feet s
 night picture eyes story day paper sun sea room city point white thing mother light father river children miles
 """
 WORDS = _TEXT.split()
-"""Each is one token of `tiny` where a space stands before it."""
+"""Words that are a single token of `tiny` after a space."""
 HELD_OUT = 5
-"""Of all pairs of a file asked for and its word, every fifth comes in held-out tasks only."""
+"""Every fifth pair of a file to read and its word occurs only in held-out tasks."""
 FILES = 4
 GUESSES = 0.7
-"""How often the mediocre player guesses. Most of the time, so that imitating it greedily is to guess."""
+"""The share of episodes in which the mediocre player guesses. More than half, so that a greedy imitator guesses."""
 
 
 def make_tasks(split: str, count: int, *, seed: int = 0) -> list[Task]:
@@ -50,7 +50,7 @@ def make_tasks(split: str, count: int, *, seed: int = 0) -> list[Task]:
 
 
 class TheWord:
-    """A test that runs in the clean sandbox: the file `answer` holds the word and nothing else."""
+    """A test that runs in the clean sandbox: the file `answer` must have only the word."""
 
     def __init__(self, word: str) -> None:
         self.word = word
@@ -78,8 +78,8 @@ def perfect(task: Task) -> Generator[Turn, str, None]:
 def mediocre(task: Task) -> Generator[Turn, str, None]:
     """Writes some word without reading, most of the time; else plays as `perfect` does.
 
-    Imitating it teaches to write commands and to copy from what they print, but not to read before writing: only reward
-    tells that.
+    Imitation teaches to write commands and to copy from their output, but not to read before writing. Only reward
+    teaches this.
     """
     rng = Random(f"mediocre-{task.id}")
     if rng.random() < GUESSES:
@@ -90,9 +90,9 @@ def mediocre(task: Task) -> Generator[Turn, str, None]:
 
 
 class Imagined(CodingEnv):
-    """The same tasks without a sandbox: what `cat` and `echo` would do, to record thousands of demonstrations fast.
+    """The same tasks without a sandbox. `cat` and `echo` are imitated, to record thousands of demonstrations fast.
 
-    A demonstration needs no reward. What the player reads here is, to the character, what a sandbox would print.
+    A demonstration needs no reward. The text that the player reads equals the output of a sandbox exactly.
     """
 
     @classmethod

@@ -23,13 +23,13 @@ _TRAINED, _HELD_OUT = 2000, 300
 
 
 class Colours(Env):
-    """Shows one picture. The reward is 1 for the name of its colour, and nothing else, in one turn."""
+    """Name the colour of a picture. The reward is 1 for a first turn that has only the right name."""
 
     deterministic = True
 
     @classmethod
     def tasks(cls, config: object, split: Literal["train", "eval"]) -> Iterable[Task]:
-        """Each task has a shade and noise of its own, so no held-out picture was seen in training."""
+        """The tasks of a split. Each task has a different shade and noise, so training shows no held-out picture."""
         first, count = (0, _TRAINED) if split == "train" else (_TRAINED, _HELD_OUT)
         for number in range(first, first + count):
             yield Task(id=f"{split}/{number}", label=random.Random(f"colour/{number}").choice(list(COLOURS)))
@@ -45,7 +45,7 @@ class Colours(Env):
 
 
 def picture(task: Task) -> Image:
-    """64 x 64 pixels: a shade of the task's colour, with noise."""
+    """The picture of a task: 64 x 64 pixels in a shade of the task's colour, with noise."""
     chance = random.Random(f"picture/{task.id}")
     shade = [channel + chance.randint(-25, 25) for channel in COLOURS[str(task.label)]]
     pixels = bytes(max(0, min(255, round(chance.gauss(shade[i % 3], 12)))) for i in range(3 * 64 * 64))
@@ -53,5 +53,5 @@ def picture(task: Task) -> Image:
 
 
 def guessing(task: Task) -> Generator[str]:
-    """A player that names some colour without a look. Its episodes teach the form of an answer."""
+    """A player that names a random colour. Its episodes teach the format of an answer."""
     yield random.Random(f"guess/{task.id}").choice(list(COLOURS))

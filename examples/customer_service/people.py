@@ -1,4 +1,4 @@
-"""Who takes part: the scripted customer, a player who serves it well, and one who does nothing."""
+"""The scripted customer, a player who serves the customer well, and a player who does nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentrl.testing import call
 def customer(messages: Sequence[Message], tools: Sequence[Any] = ()) -> str:
     """A customer by rules: says the wish, gives the e-mail address, says yes to questions, and is content with answers.
 
-    It depends on the messages alone, so an episode is the same each time.
+    The customer's words depend on the messages alone, so an episode is the same each time.
     """
     instruction, asked = messages[0]["content"], messages[-1]["content"]
     if len(messages) == 2:
@@ -28,13 +28,13 @@ def customer(messages: Sequence[Message], tools: Sequence[Any] = ()) -> str:
 
 
 def _as_oneself(text: str) -> str:
-    """The wish in the first person."""
+    """The customer's wish, changed to the first person."""
     words = {"You want": "I want", "you want": "I want", "you get": "I get", "your": "my"}
     return re.sub("|".join(words), lambda found: words[found[0]], text)
 
 
 def gold(task: Task) -> Generator[Turn, str, None]:
-    """Serves the customer by the book."""
+    """Serves the customer with the right actions."""
     yield "Gladly. What is your e-mail address?"
     yield call("find_customer", email=task.metadata["email"])
     order = re.search(r"W\d+", task.metadata["instruction"])
@@ -47,5 +47,5 @@ def gold(task: Task) -> Generator[Turn, str, None]:
 
 
 def noop(task: Task) -> Generator[Turn, str, None]:
-    """Says something kind, and does nothing."""
+    """Writes something kind, and calls no tool."""
     yield "I am afraid that I cannot help you."

@@ -1,4 +1,5 @@
-"""An agent of a shop serves a customer: tools over a database, a policy, a simulated user. In the shape of tau-bench.
+"""An agent of a shop serves a customer: tools over a database, a policy, a simulated user. The format is that of
+tau-bench.
 
 agentrl play examples/customer_service/service.py:CustomerService --player examples/customer_service/people.py:gold
 """
@@ -26,7 +27,7 @@ class ServiceConfig(BaseModel):
     user: UserConfig = UserConfig(speaker=SpeakerConfig(script=f"{HERE}/people.py:customer"))
     """The customer: by default a script, which needs no model."""
     seed: int = 0
-    """Of the database."""
+    """The seed of the database."""
 
 
 class CustomerService(Env):
@@ -96,7 +97,7 @@ class CustomerService(Env):
         return "changed"
 
     def score(self, trajectory: Trajectory) -> Reward:
-        """1 if the database is as the right actions leave it, and the customer was told what had to be told."""
+        """1 if the database is as after the right actions, and the customer got the required information; else 0."""
         state = self.shop.state == expected(self.task.metadata, self.config.seed).state
         told, metadata = _said(trajectory), self.task.metadata
         said = all(one in told for one in metadata["outputs"]) and not any(one in told for one in metadata["untrue"])
@@ -112,7 +113,7 @@ class CustomerService(Env):
 
 
 def expected(metadata: Mapping[str, Any], seed: int) -> Shop:
-    """The shop after the task's right actions."""
+    """The shop's database after the task's right actions."""
     shop = Shop(seed)
     act = {
         "cancel_order": shop.cancel,
@@ -129,5 +130,5 @@ def expected(metadata: Mapping[str, Any], seed: int) -> Shop:
 
 
 def _said(trajectory: Trajectory) -> str:
-    """What the agent told the customer. Commas are left out, so that 1,000 is 1000."""
+    """The text of the agent for the customer. Commas are left out, so that 1,000 equals 1000."""
     return "\n".join(action.content for action in trajectory.actions if not action.calls).replace(",", "")

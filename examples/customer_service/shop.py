@@ -1,4 +1,4 @@
-"""A small retail shop: its database, made from a seed, and what may be done to it. Nothing in it is real."""
+"""A small retail shop: a database that is generated from a seed, and the actions on it. All data is invented."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ def _address(dice: Random) -> str:
 
 
 class Shop:
-    """One episode's copy of the database. What cannot be done raises ToolError, and changes nothing."""
+    """An episode's copy of the database. An impossible action raises ToolError, and changes nothing."""
 
     def __init__(self, seed: int = 0, state: State | None = None) -> None:
         self.state: State = json.loads(_made(seed)) if state is None else copy.deepcopy(state)
 
     def look_up(self, table: str, key: str) -> dict[str, Any]:
-        """A row. Raises ToolError if there is none."""
+        """The row of a table. Raises ToolError for an unknown key."""
         if key not in self.state[table]:
             raise ToolError(f"there is no {key} among the {table}")
         row: dict[str, Any] = self.state[table][key]

@@ -1,4 +1,4 @@
-"""What customers want: tasks made from the database, each with the actions that serve it and what must be told."""
+"""Tasks from the database: a customer's wish, the right actions, and the information that the customer must get."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from shop import CITIES, STATUSES, STREETS, Shop
 from agentrl import Task
 
 Wish = tuple[str, list[dict[str, Any]], list[str]]
-"""The wish in the customer's words, the right actions, and what the agent must say."""
+"""The wish in the customer's words, the right actions, and texts that the agent must write."""
 
 TRAIN, EVAL = 24, 12
 
 
 def shop_tasks(seed: int, split: Literal["train", "eval"]) -> Iterator[Task]:
-    """The tasks of a split. Each kind of wish comes equally often; customers differ between the splits."""
+    """The tasks of a split. All kinds of wishes are equally frequent. The splits have different customers."""
     shop, dice = Shop(seed), Random(f"tasks/{seed}/{split}")
     customers = sorted(shop.state["customers"])
     mine = customers[:8] if split == "train" else customers[8:]

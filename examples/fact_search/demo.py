@@ -1,7 +1,7 @@
-"""The demo: a model made from a seed learns, by reward alone, to look things up before it answers.
+"""The demo: a model with random weights learns, by reward alone, to look up facts before it answers.
 
-Each step is a command that is printed before it runs; repeat any of them by hand. Started again after an interruption,
-the demo goes on with the training where it stopped.
+Each step is a command, which is printed before it runs, and which you can repeat by hand. After an interruption, the
+same command continues the training.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def choose_folder(wanted: Path) -> Path:
-    """The folder wanted, unless a finished demo lies there: then the next free one beside it."""
+    """The folder `wanted`, or the next free folder beside it if `wanted` has a finished demo."""
     folder, number = wanted, 2
     while (folder / "run" / "summary.json").exists():
         folder, number = wanted.with_name(f"{wanted.name}-{number}"), number + 1
@@ -67,7 +67,7 @@ def agentrl(*arguments: object) -> None:
 
 
 def command(*parts: object, shown: str) -> None:
-    """Print a command as a user would type it, and run it; its failure is the demo's."""
+    """Print a command as a user would type it, and run it. If the command fails, the demo fails."""
     words = [str(part) for part in parts]
     say(f"[dim]$ {shown} {' '.join(words[3:])}[/]")
     done = subprocess.run(words, check=False)
@@ -100,7 +100,7 @@ def results(run: Path) -> Table:
 
 
 def ledger(run: Path) -> str:
-    """The tokens of every step added up, each step having been checked."""
+    """The counts of tokens, summed over all steps. The counts of each step are checked."""
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     sampled, trained = (sum(step[f"{kind}_tokens"] for step in steps) for kind in ("sampled", "trained"))
     masked = sum(sum(step["masked_tokens"].values()) for step in steps)

@@ -1,4 +1,4 @@
-"""The graph as an environment: what it is asked, what it is given, and what its answer was worth."""
+"""The graph as an environment: its tasks, its run-time context, and its reward."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def gold(task: Task) -> Generator[Turn, str, None]:
 
 
 def explorer(task: Task) -> Generator[Turn, str, None]:
-    """Guesses three times of four. Imitating it teaches how to look and answer, but not to look first."""
+    """Guesses in three of four episodes. Imitation teaches how to look up and answer, but not to look up first."""
     if RANDOM.random() < 0.75:
         yield RANDOM.choice(WEATHER)
     else:

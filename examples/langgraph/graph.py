@@ -12,7 +12,7 @@ from langgraph.prebuilt import ToolNode, tools_condition
 
 @dataclass
 class Station:
-    """What the assistant is given at run time: today's reports by place."""
+    """The run-time context of the assistant: place -> today's weather report."""
 
     reports: dict[str, str]
 

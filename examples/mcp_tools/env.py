@@ -1,4 +1,5 @@
-"""An Env whose tools come from an MCP server: one process of it for each episode, speaking over stdin and stdout.
+"""An Env whose tools come from an MCP server: each episode has its own server process, which talks over stdin and
+stdout.
 
     pip install mcp
     agentrl play examples/mcp_tools/env.py:McpTools --player examples/mcp_tools/env.py:gold \\
@@ -48,7 +49,7 @@ class McpTools(Env):
 
 
 def gold(task: Task) -> Generator[object, str, None]:
-    """Looks the answer up, then says it."""
+    """Looks up the answer, then writes the answer."""
     country = str(task.prompt).removesuffix("?").rsplit(maxsplit=1)[-1]
     yield call("capital", country=country)
     yield str(task.label)

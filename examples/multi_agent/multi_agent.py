@@ -40,9 +40,9 @@ where IDX is the index 1-{count} of the best solution
 
 class MultiAgentConfig(BaseModel):
     parallel: int = 5
-    """Solvers, and rewriters."""
+    """The number of solvers, and the number of rewriters."""
     correct_weight: float = 1.2
-    """Every reward is multiplied by this if the selected solution is right."""
+    """The factor of all rewards if the selected solution is right."""
     incorrect_weight: float = 0.8
 
 
@@ -52,7 +52,7 @@ class MultiAgent(AgentEnv):
     grader: Grader = deepscaler  # slime's --rm-type
 
     async def run(self, task: Task, endpoint: Endpoint) -> int | None:
-        """Returns which rewriter's solution was selected, from 1."""
+        """Play the episode. Returns the number of the rewriter whose solution was selected, from 1."""
         client = AsyncOpenAI(base_url=endpoint.openai, api_key=endpoint.key, timeout=3600)
         problem = str(task.prompt)
 
@@ -81,7 +81,8 @@ class MultiAgent(AgentEnv):
         return kept[chosen] if 0 <= chosen < len(kept) else None
 
     async def score(self, trajectory: Trajectory) -> Reward:
-        """A solver or rewriter gets its own grade, the selector that of the solution which it selected."""
+        """The reward of a solver or rewriter is the grade of its solution; of the selector, the grade of the selected
+        solution."""
         named = [segment for segment in trajectory.segments if segment.branch]
         grades = {segment.branch: await self._grade(segment.said[-1].text) for segment in named}
         selected = grades.get(f"rewriter/{self.result}", 0.0)

@@ -30,14 +30,15 @@ class ReToolConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     backend: str = "auto"
-    """What runs the code: docker, bubblewrap, local (trusted code only), auto, or hosted:package.module:Class."""
+    """The back end of the sandboxes that run the code: docker, bubblewrap, local (trusted code only), auto, or
+    hosted:package.module:Class."""
     spec: SandboxSpec = SandboxSpec(memory_mb=512, disk_mb=64)
     size: int | None = Field(None, gt=0)
-    """Sandboxes at a time; null: as many as the machine holds."""
+    """The most sandboxes at a time; null: as many as the machine can run."""
     seconds: float = Field(30.0, gt=0, le=240)
-    """How long a piece of code may run."""
+    """The time limit of a piece of code, in seconds."""
     output: int = Field(4000, ge=100)
-    """Bytes of its output that the model sees; the middle of a longer one is cut."""
+    """The most bytes of the code's output for the model. Longer output is shortened in the middle."""
 
 
 class ReTool(Env):
@@ -84,7 +85,8 @@ class ReTool(Env):
             return StepResult(done=True, info={"sandbox_killed": str(exc)})
 
     async def score(self, trajectory: Trajectory) -> Reward:
-        """DAPO's 1 or -1. A wrong answer loses less, down to -0.6, the more calls were made, as in slime's example."""
+        """As in slime's example: 1 for a right answer. A wrong answer gets -1.1 and 0.05 more for each call, at most
+        -0.6."""
         graded = as_reward(await dapo(trajectory))
         calls = sum(len(turn.calls) for turn in trajectory.turns)
         value = graded.value if graded.value > 0 else min(-0.6, graded.value + (calls - 2) / 2 * 0.1)
@@ -98,6 +100,6 @@ class ReTool(Env):
 
 
 def player(task: Task) -> Generator[Turn, str, None]:
-    """Runs the code that comes with the problem, and answers with what it prints."""
+    """Runs the code in the problem's metadata, and answers with its output."""
     printed = yield call("code_interpreter", code=task.metadata["code"])
     yield f"The code says {printed.strip()}.\n\nAnswer: \\boxed{{{printed.strip()}}}"

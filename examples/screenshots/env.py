@@ -12,7 +12,7 @@ from pictures import LINES, bars, chart, page, prices
 from agentrl import Action, Env, Image, Message, StepResult, Task, ToolError, Trajectory, tool
 
 HELD_OUT = 1_000_000
-"""Seeds from here on are of held-out tasks."""
+"""The first seed of held-out tasks."""
 
 
 def seeds(split: Literal["train", "eval"]) -> Iterable[int]:

@@ -14,7 +14,7 @@ WIDTH, HEIGHT, ROW = 320, 200, 24
 COLOURS = {"red": "#d62728", "green": "#2ca02c", "blue": "#1f77b4", "orange": "#ff7f0e", "purple": "#9467bd"}
 ITEMS = ("bread", "cheese", "grapes", "honey", "lemons", "olives", "pears", "rice", "salt", "tea", "walnuts", "yeast")
 LINES = 4
-"""Items on one page."""
+"""The number of items on a page."""
 
 
 def prices(seed: int) -> dict[str, int]:
@@ -24,7 +24,7 @@ def prices(seed: int) -> dict[str, int]:
 
 
 def page(shop: Mapping[str, int], number: int) -> Image:
-    """One page of a shop, as a browser would show it. `number` counts from 0."""
+    """The picture of a page of a shop, as a browser would show it. `number` counts from 0."""
     picture, draw, font = _blank()
     listed = list(shop.items())
     draw.rectangle((0, 0, WIDTH, ROW), fill="#333333")
@@ -38,14 +38,14 @@ def page(shop: Mapping[str, int], number: int) -> Image:
 
 
 def bars(seed: int) -> dict[str, int]:
-    """The bars of a chart: a height for each colour, in a random order, no two equal."""
+    """The bars of a chart: colour -> height. All heights differ, and the order is random."""
     chance = Random(seed)
     names = chance.sample(list(COLOURS), len(COLOURS))
     return dict(zip(names, chance.sample(range(10, 100, 10), len(names)), strict=True))
 
 
 def chart(heights: Mapping[str, int]) -> Image:
-    """A chart with a bar of each colour."""
+    """The picture of a chart with a bar of each colour."""
     picture, draw, font = _blank()
     step, floor = WIDTH // (len(heights) + 1), HEIGHT - ROW
     draw.line((8, floor, WIDTH - 8, floor), fill="black")

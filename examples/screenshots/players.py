@@ -1,4 +1,4 @@
-"""Players that know what is on the images, and one that does not look."""
+"""Scripted players that know the content of the images, and a player that guesses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl.testing import call
 
 
 def shopper(task: Task) -> Generator[Turn, str, None]:
-    """Opens pages until the item is on one, then answers."""
+    """Opens pages until a page has the item, then answers."""
     shop = prices(int(task.metadata["seed"]))
     for number in range(1, list(shop).index(str(task.metadata["item"])) // LINES + 1):
         yield call("open_page", number=number + 1)
@@ -20,7 +20,7 @@ def shopper(task: Task) -> Generator[Turn, str, None]:
 
 
 def reader(task: Task) -> Generator[Turn, str, None]:
-    """Reads the chart."""
+    """Answers both questions on the chart."""
     heights = bars(int(task.metadata["seed"]))
     tallest = max(heights, key=lambda name: heights[name])
     yield tallest
@@ -28,6 +28,6 @@ def reader(task: Task) -> Generator[Turn, str, None]:
 
 
 def blind(task: Task) -> Generator[Turn, str, None]:
-    """Answers without a look."""
+    """Guesses an answer."""
     yield "red"
     yield "50"

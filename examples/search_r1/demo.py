@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def command(*words: object) -> None:
-    """Run a Python program; its failure is the demo's."""
+    """Run a Python program. If it fails, the demo fails."""
     print("$ python", *words, flush=True)
     done = subprocess.run([sys.executable, *map(str, words)], check=False)
     if done.returncode:
@@ -51,7 +51,7 @@ def agentrl(*words: object) -> None:
 
 
 def figures(run: Path) -> dict[str, Any]:
-    """Exact match on the held-out questions, whose episodes are greedy."""
+    """The exact match on the held-out questions, which are played greedily."""
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return {

@@ -1,10 +1,10 @@
-"""A corpus and questions for a first searching agent: real cities and countries, as Search-R1's corpus and rows.
+"""A corpus and questions for a first search agent: real cities and countries, in the formats of Search-R1.
 
     python examples/search_r1/facts.py FOLDER      # writes corpus.jsonl, train.jsonl and held_out.jsonl
 
-The facts, and which are held out, are those of agentrl_envs.fact_search. A row's prompt is the question alone, and the
-players write no thoughts: `tiny` spells most words letter by letter, and the paper's prompt is longer than all of an
-episode that it can follow.
+The facts, and the choice of held-out facts, come from agentrl_envs.fact_search. A row's prompt is the question alone,
+and the players write no thoughts: `tiny` spells most words letter by letter, and could not read the paper's long
+prompt.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from agentrl_envs.fact_search import load_facts, make_tasks
 from agentrl_envs.search_r1 import make_row
 
 GUESSES = 0.65
-"""How often the mediocre player guesses. Most of the time, so that imitating it greedily is to guess."""
+"""The share of episodes in which the mediocre player guesses. More than half, so that a greedy imitator guesses."""
 
 
 def perfect(task: Task) -> Generator[Turn, str, None]:
-    """Searches for what is needed, then answers."""
+    """Searches for the needed facts, then answers."""
     for query in task.metadata["extra_info"]["searches"]:
         yield f"<search>{query}</search>"
     yield f"<answer>{task.label['ground_truth']['target'][0]}</answer>"
@@ -36,7 +36,7 @@ def perfect(task: Task) -> Generator[Turn, str, None]:
 def mediocre(task: Task) -> Generator[Turn, str, None]:
     """Guesses something plausible without searching, 65 % of the time; else plays as `perfect` does.
 
-    Imitation of it teaches the tags, and copying out of a passage, but not the strategy: the likeliest turn is a guess.
+    Imitation teaches the tags, and how to copy from a passage, but not the strategy: the likeliest turn is a guess.
     """
     rng = Random(f"mediocre-{task.id}")
     if rng.random() < GUESSES:
@@ -53,7 +53,7 @@ def plausible(kind: str) -> list[str]:
 
 
 def corpus() -> Iterable[Mapping[str, Any]]:
-    """Passages whose title is the name. It is not said again, nor is the number of people."""
+    """The passages. The title is the name of the city or country, which the text does not repeat."""
     facts = load_facts()
     for number, place in enumerate((*facts.countries, *facts.cities)):
         about = place.passage.removeprefix(f"{place.name} ").partition(" Population")[0]

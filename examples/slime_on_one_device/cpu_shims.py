@@ -1,7 +1,7 @@
-"""What slime and Megatron-Core need to take a CPU for their GPU. It cannot be imported in a run on a GPU.
+"""Let slime and Megatron-Core use a CPU in place of a GPU. The module cannot be imported in a run on a GPU.
 
-- the CPU as slime's accelerator, which slime lets anybody register (`slime/utils/accelerator`)
-- the CPU as Megatron's current device, with `device="cuda"` read as the CPU while training
+- The CPU is registered as slime's accelerator (`slime/utils/accelerator`).
+- The CPU is Megatron's current device; during training, `device="cuda"` means the CPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def make_the_cpu_the_current_device() -> None:
 
 
 class CudaMeansCpu(TorchFunctionMode):
-    """Megatron writes `device="cuda"` and compares `tensor.type()` with CUDA's names; both mean the CPU here."""
+    """Within this mode, `device="cuda"` and CUDA's names of `tensor.type()`, which Megatron uses, mean the CPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -39,7 +39,7 @@ class CudaMeansCpu(TorchFunctionMode):
 
 
 def cuda_streams_of_the_cpu() -> Any:
-    """megatron.training wraps a model on a side stream of the GPU."""
+    """Replace CUDA's streams on a CPU: megatron.training wraps a model on a second stream of the GPU."""
     return mock.patch.multiple(
         torch.cuda, Stream=torch.cpu.Stream, stream=torch.cpu.stream, current_stream=torch.cpu.current_stream
     )
@@ -54,7 +54,7 @@ def _cpu_accelerator() -> Any:
     base = importlib.import_module("slime.utils.accelerator.torch_accelerator").TorchAccelerator
 
     class CpuAccelerator(base):  # type: ignore[misc, valid-type]
-        """torch.cpu as slime's accelerator: it has the CUDA-like calls, but its device has no number."""
+        """torch.cpu as slime's accelerator. It has the same calls as torch.cuda, but its device has no index."""
 
         name = device_type = "cpu"
         communication_backend_name = "gloo"

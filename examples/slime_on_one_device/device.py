@@ -1,7 +1,7 @@
-"""The device of a run. slime's own variable SLIME_ACCELERATOR names it, so that every process of the run knows it.
+"""The device of a run. slime's environment variable SLIME_ACCELERATOR has its name, for every process of the run.
 
-On CUDA, slime and Megatron run as they are. On a CPU they have to be told that it is their device: `cpu_shims`, which
-is imported here alone, and only on a CPU.
+On CUDA, slime and Megatron run unchanged. On a CPU they need `cpu_shims`, which only this module imports, and only on a
+CPU.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch.distributed as dist
 
 VARIABLE = "SLIME_ACCELERATOR"
 SEED = 1234
-"""Of random numbers on the GPU. Nothing here draws any: there is no dropout, and the weights are given."""
+"""The seed of random numbers on the GPU. None are drawn: there is no dropout, and the weights are loaded."""
 
 
 def choose(asked: str) -> str:
-    """Fix the device of this process and of those it starts: cpu, cuda, or auto for cuda where there is one.
+    """Set the device of this process and its child processes: cpu, cuda, or auto (cuda if torch has a GPU).
 
-    Raises ValueError for cuda where torch sees no GPU.
+    Raises ValueError for cuda if torch has no GPU.
     """
     found = torch.cuda.is_available()
     if asked == "cuda" and not found:
@@ -31,17 +31,17 @@ def choose(asked: str) -> str:
 
 
 def name() -> str:
-    """cpu or cuda, as `choose` fixed it."""
+    """The device's name, cpu or cuda, as `choose` has set it."""
     return os.environ[VARIABLE]
 
 
 def here() -> torch.device:
-    """This process's device."""
+    """The torch device of this process."""
     return torch.device("cpu") if name() == "cpu" else torch.device("cuda", torch.cuda.current_device())
 
 
 def join(rank: int, world: int, port: int) -> None:
-    """Join `world` data-parallel processes, and make Megatron's groups of them."""
+    """Join the group of `world` data-parallel processes, and set up Megatron's process groups."""
     from megatron.core import parallel_state, tensor_parallel
 
     if name() == "cuda":
@@ -58,32 +58,32 @@ def join(rank: int, world: int, port: int) -> None:
 
 
 def backend(world: int) -> str:
-    """gloo carries the shares of a rollout, which lie in the CPU's memory, and NCCL the gradients of a GPU.
+    """The back ends of torch.distributed: gloo for data in the CPU's memory, NCCL for gradients on a GPU.
 
-    NCCL refuses two processes on one GPU. They take gloo for both.
+    NCCL refuses two processes on the same GPU. These use gloo for both.
     """
     nccl = name() == "cuda" and world <= torch.cuda.device_count()
     return "cpu:gloo,cuda:nccl" if nccl else "gloo"
 
 
 def training() -> AbstractContextManager[Any]:
-    """What code of Megatron and slime must run in."""
+    """The context in which code of Megatron and slime must run."""
     return nullcontext() if name() == "cuda" else _shims().CudaMeansCpu()
 
 
 def building() -> AbstractContextManager[Any]:
-    """What megatron.training must build a model in, inside `training()`."""
+    """The context in which megatron.training must build a model, inside of `training()`."""
     return nullcontext() if name() == "cuda" else _shims().cuda_streams_of_the_cpu()
 
 
 def register() -> None:
-    """Tell slime of the device, where it does not know it by itself."""
+    """Register the device with slime, if slime does not know the device."""
     if name() == "cpu":
         _shims().register_accelerator()
 
 
 def peak_gib() -> float:
-    """The most memory so far: of tensors on the GPU, or of this process on a CPU. In GiB."""
+    """The peak of memory so far in GiB: of tensors on the GPU, or of this process on a CPU."""
     if name() == "cuda":
         return torch.cuda.max_memory_allocated() / 2**30
     import resource

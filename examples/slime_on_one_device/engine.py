@@ -1,4 +1,4 @@
-"""The engine of the loop: agentrl's own, served in this process, or any SGLang behind its router. Both by HTTP."""
+"""The engine of the loop, over HTTP: agentrl's LocalEngine, served in this process, or SGLang behind its router."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PATIENCE_S = 120
 
 @contextmanager
 def served(folder: Path, dtype: str) -> Iterator[str]:
-    """agentrl's LocalEngine at a URL, on an event loop of its own, as slime's router is in a separate process."""
+    """Serve agentrl's LocalEngine within `with`, on a separate event loop, as slime's router is a separate process."""
     tokenizer = load_tokenizer(str(folder))
     engine = LocalEngine(load_model(str(folder), device=device.name(), dtype=dtype), tokenizer, max_batch=128)
     app = create_app(engine, model_name=str(folder), decode=tokenizer.decode)
@@ -51,7 +51,8 @@ def served(folder: Path, dtype: str) -> Iterator[str]:
 
 
 class Handover:
-    """The trainer's weights as a Hugging Face folder, and to every worker behind `url` under a new version."""
+    """Writes the trainer's weights as a Hugging Face folder, and loads them into every worker behind `url` as a new
+    version."""
 
     def __init__(self, model: Path, folder: Path, url: str | None, dtype: str) -> None:
         self.model, self.tokenizer = load_model(str(model), dtype=dtype), load_tokenizer(str(model))

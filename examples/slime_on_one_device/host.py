@@ -1,8 +1,8 @@
-"""slime's own rollout half, without Ray: its RolloutManager, data source, conversion and data-parallel split.
+"""The rollout part of slime, without Ray: its RolloutManager, data source, conversion and data-parallel split.
 
-slime is not on PyPI: SLIME_SRC names the root of its source. Nothing of it is changed. Stood in for are sglang and
-wandb, which `slime.ray.rollout` imports and a rollout does not use, and Ray's object store, whose `put` returns what it
-is given here.
+slime is not on PyPI: SLIME_SRC names the root of its source, which is used unchanged. Stand-ins replace sglang and
+wandb, which `slime.ray.rollout` imports and a rollout does not use, and Ray's object store, whose `put` here returns
+its argument.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def load_slime(source: str) -> SimpleNamespace:
 
 
 def slime_args(**own: Any) -> Namespace:
-    """slime's `args`: the flags of `flags.yaml`, and what this run sets."""
+    """slime's `args`: the flags in `flags.yaml`, and the values that this run sets."""
     return Namespace(**{**yaml.safe_load(FLAGS.read_text(encoding="utf-8")), **own})
 
 
@@ -88,7 +88,7 @@ _GREEDY: Mapping[str, Any] = {
 
 
 class Host:
-    """slime's RolloutManager without its actor and without servers of its own."""
+    """slime's RolloutManager, outside of a Ray actor and without its servers."""
 
     def __init__(self, slime: SimpleNamespace, args: Namespace, data_parallel: int) -> None:
         self.slime, self.args = slime, args
@@ -104,7 +104,8 @@ class Host:
         manager.set_train_parallel_config(layout)
 
     def generate(self, rollout_id: int) -> list[dict[str, Any]]:
-        """The share of each data-parallel rank: the parts of `RolloutManager.generate` that are not logging."""
+        """Roll out, and return the share of each data-parallel rank, as `RolloutManager.generate` does without its
+        logging."""
         samples, _ = self.manager._get_rollout_data(rollout_id)
         self.slime.save_samples(self.args.save_debug_rollout_data, samples, rollout_id=rollout_id, evaluation=False)
         self.reward = sum(sample.reward for sample in samples) / len(samples)
@@ -113,6 +114,6 @@ class Host:
         return [box.inner for box in self.manager._split_train_data_by_dp(data)]
 
     def evaluate(self, rollout_id: int) -> list[float]:
-        """The rewards of the held-out tasks, greedy."""
+        """The rewards of the held-out tasks, which are played greedily."""
         output = self.slime.rollout.generate_rollout(self.args, rollout_id, self.manager.data_source, evaluation=True)
         return list(output.data["held_out"]["rewards"])

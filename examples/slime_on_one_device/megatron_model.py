@@ -1,7 +1,7 @@
-"""A Megatron-Core GPTModel, and its weights into and out of Hugging Face's Qwen2 and Llama.
+"""A Megatron-Core GPTModel, and the conversion of its weights from and to Hugging Face's Qwen2 and Llama.
 
-Of Megatron only the attention is replaced: its own refuses packed sequences without TransformerEngine, and slime packs
-them (`slime/backends/megatron_utils/data.py:get_batch`). `PackedAttention` is that.
+Only Megatron's attention is replaced, by `PackedAttention`: without TransformerEngine, Megatron refuses packed
+sequences, and slime packs sequences (`slime/backends/megatron_utils/data.py:get_batch`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Weights = Mapping[str, Tensor]
 
 
 class PackedAttention(MegatronModule):
-    """Causal attention within each of the sequences that lie packed in one row, as TransformerEngine's `thd` layout."""
+    """Causal attention within each sequence of a packed row, in TransformerEngine's `thd` layout."""
 
     def __init__(self, config: TransformerConfig, layer_number: int, *args: Any, **kwargs: Any) -> None:
         super().__init__(config=config)
@@ -53,7 +53,7 @@ class PackedAttention(MegatronModule):
 
 
 def transformer_config(hf: Any, dtype: torch.dtype = torch.float32) -> TransformerConfig:
-    """Megatron's configuration of a Hugging Face Qwen2 or Llama configuration. Raises ValueError for another model."""
+    """Megatron's configuration for a Hugging Face Qwen2 or Llama configuration. Raises ValueError for other models."""
     if hf.model_type not in ("qwen2", "llama") or hf.rope_parameters.get("rope_type", "default") != "default":
         raise ValueError(f"{hf.model_type}: the weight map knows qwen2 and llama with plain rotary embeddings")
     return TransformerConfig(
@@ -85,7 +85,8 @@ def transformer_config(hf: Any, dtype: torch.dtype = torch.float32) -> Transform
 
 
 def packed_layers(*_: Any) -> Any:
-    """Megatron's layer without TransformerEngine, with `PackedAttention`; what slime's flag --spec may name."""
+    """The spec of Megatron's layer without TransformerEngine, with `PackedAttention`. slime's flag --spec may name
+    it."""
     spec = get_gpt_layer_local_spec(normalization="RMSNorm")
     spec.submodules.self_attention.submodules.core_attention = PackedAttention
     return spec
@@ -111,7 +112,7 @@ def build_model(hf: Any, weights: Weights) -> GPTModel:
 
 
 def data_parallel(model: GPTModel) -> DistributedDataParallel:
-    """The model on the run's device in Megatron's own wrappers, as its `get_model` makes them.
+    """The model on the run's device, in the same wrappers as from Megatron's `get_model`.
 
     `Float16Module`, for bfloat16, gives logits in float32. `DistributedDataParallel` keeps gradients in flat float32
     buffers, and averages them over the data-parallel group.
@@ -163,7 +164,7 @@ _OUTER = {
 
 
 def to_megatron(weights: Weights, hf: Any) -> dict[str, Tensor]:
-    """A Hugging Face state dict under Megatron's names and layout."""
+    """The weights of a Hugging Face state dict, with Megatron's names and layout."""
     found = {mine: weights[theirs] for theirs, mine in _outer(hf).items()}
     for layer in range(hf.num_hidden_layers):
         theirs, mine = f"model.layers.{layer}.", f"decoder.layers.{layer}."
@@ -180,7 +181,7 @@ def to_megatron(weights: Weights, hf: Any) -> dict[str, Tensor]:
 
 
 def to_hugging_face(weights: Weights, hf: Any) -> dict[str, Tensor]:
-    """The other way: what `to_megatron` was given."""
+    """The inverse of `to_megatron`: weights with the names and layout of Hugging Face."""
     found = {theirs: weights[mine] for theirs, mine in _outer(hf).items()}
     width = _head_width(hf)
     shares = [hf.num_attention_heads // hf.num_key_value_heads * width, width, width]
@@ -209,7 +210,7 @@ def _head_width(hf: Any) -> int:
 
 
 def packed(sequences: list[Tensor]) -> tuple[Tensor, PackedSeqParams]:
-    """Sequences of token ids side by side in one row, and where each begins."""
+    """A row of all sequences of token ids, one after the other, and the offset at which each begins."""
     bounds = torch.tensor([0, *(len(s) for s in sequences)], dtype=torch.int).cumsum(0, dtype=torch.int)
     longest = max(map(len, sequences))
     params = PackedSeqParams(

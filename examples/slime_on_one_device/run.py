@@ -1,8 +1,8 @@
-"""An Env through slime into Megatron-Core and back, on one device: roll out, convert, split, train, hand over weights.
+"""Train an Env with slime and Megatron-Core on a single device: roll out, convert, split, train, load the new weights.
 
     SLIME_SRC=/path/to/slime python examples/slime_on_one_device/run.py --steps 200
 
-The README beside this file says what this proves and what it does not.
+The README in this folder tells what this program proves.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from agentrl.models import load_model
 
 HERE = Path(__file__).parent
 Rewards: TypeAlias = list[float] | None
-"""Of the held-out tasks, if they were asked."""
+"""The rewards of the held-out tasks; None if they were not played."""
 FACT_SEARCH = "agentrl_envs.fact_search:FactSearch"
 
 
@@ -92,7 +92,8 @@ def parse() -> argparse.Namespace:
 
 
 def warm_start(options: argparse.Namespace) -> Path:
-    """The demo's data and its imitation of a mediocre player: RL cannot start from a model that never scores."""
+    """Write the demo's data, and let the model imitate a mediocre player: RL cannot start from a model that never
+    scores."""
     data, run = options.data, options.out / "warm_start"
     if not (run / "model").exists():
         demonstrations = data / "demonstrations.jsonl"
@@ -111,14 +112,14 @@ def warm_start(options: argparse.Namespace) -> Path:
 
 
 def work(rank: int, port: int, options: argparse.Namespace) -> None:
-    """A data-parallel rank other than the first: train on what it is given, until there is nothing."""
+    """Run a data-parallel rank other than the first: train on each share that arrives, until no share arrives."""
     trainer = make_trainer(rank, port, options)
     while (share := scatter(None)) is not None:
         gather(trainer.train(share))
 
 
 def lead(port: int, options: argparse.Namespace) -> None:
-    """The first rank, which also rolls out and hands over the weights."""
+    """Run the first rank, which also rolls out, and sends the weights to the engine."""
     trainer = make_trainer(0, port, options)
     with ExitStack() as stack:
         # Recorded rollouts need no engine.
@@ -156,7 +157,7 @@ def lead(port: int, options: argparse.Namespace) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """A run that its --seconds have ended. The weights are those of OUT/model."""
+    """The state of a run that --seconds has ended. Its weights are in OUT/model."""
 
     step: int
     before: Rewards
@@ -165,7 +166,7 @@ class Stopped:
 
     @classmethod
     def read(cls, options: argparse.Namespace) -> Stopped | None:
-        """What lies in OUT. Ends the program where that is a run with other settings."""
+        """Read the state in OUT. Ends the program if OUT has a run with other settings."""
         file = cls.file(options)
         if not file.exists():
             return None
@@ -192,13 +193,13 @@ class Stopped:
 
 
 def settings(options: argparse.Namespace) -> dict[str, str]:
-    """What must stay the same when a run goes on."""
+    """The settings that must be the same when a run continues."""
     kept = ("model", "data", "env", "reward", "prompts", "group", "updates", "learning_rate", "dp", "dtype")
     return {name: str(getattr(options, name)) for name in kept}
 
 
 def step(number: int, host: Host, trainer: Trainer, handover: Handover) -> dict[str, Any]:
-    """Roll out, train, hand over; what is worth knowing of it."""
+    """Roll out, train, and send the weights to the engine. Returns the metrics of the step."""
     began = time.monotonic()
     shares = host.generate(number)
     collected = time.monotonic()
@@ -246,7 +247,7 @@ def make_trainer(rank: int, port: int, options: argparse.Namespace) -> Trainer:
 
 
 def sizes(options: argparse.Namespace) -> dict[str, int]:
-    """Of a rollout, under slime's names."""
+    """The sizes of a rollout, with slime's names."""
     return {
         "rollout_batch_size": options.prompts,
         "n_samples_per_prompt": options.group,
@@ -274,21 +275,22 @@ def make_host(trainer: Trainer, url: str, options: argparse.Namespace) -> Host:
 
 
 def scatter(shares: list[Any] | None) -> Any:
-    """This rank's share; only the first rank has `shares`."""
+    """Receive this rank's share. Only the first rank has `shares`."""
     received: list[Any] = [None]
     dist.scatter_object_list(received, shares, src=0)
     return received[0]
 
 
 def gather(metrics: dict[str, Any]) -> list[Any]:
-    """Every rank's metrics, on every rank."""
+    """The metrics of all ranks. Every rank must call this."""
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, metrics)
     return found
 
 
 def merged(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """Losses are the whole group's on each rank; the comparison of log-probs is each rank's own."""
+    """The metrics of all ranks together. Each rank already has the loss of all ranks; the comparison of log-probs is of
+    each rank's share alone."""
     tokens = sum(rank["compared"] for rank in of_ranks)
     return {
         "loss": of_ranks[0]["loss"],

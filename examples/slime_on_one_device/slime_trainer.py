@@ -3,10 +3,10 @@
     pip install --no-deps --target FOLDER miles-rl==0.0.2     # brings megatron.training; README.md names its needs
     PYTHONPATH=FOLDER SLIME_SRC=... python examples/slime_on_one_device/run.py --slime-train ...
 
-As slime wrote them run here: `parse_args` (utils/arguments.py), `setup_model_and_optimizer` with its model provider and
-Megatron's `get_model` (backends/megatron_utils/model.py), `MegatronTrainRayActor.train` (actor.py), and below it
-`forward_only` and `train`. Not run is the actor's `init`: it wants numpy 1, a GPU's index from Ray, a checkpoint in
-Megatron's format; what it leaves on the actor is put there by hand.
+This code of slime runs unchanged: `parse_args` (utils/arguments.py), `setup_model_and_optimizer` with its model
+provider and Megatron's `get_model` (backends/megatron_utils/model.py), `MegatronTrainRayActor.train` (actor.py), and
+below it `forward_only` and `train`. The actor's `init` does not run, as it needs numpy 1, a GPU's index from Ray and a
+checkpoint in Megatron's format. The attributes that `init` sets on the actor are set here instead.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _STAND_INS: Mapping[str, Mapping[str, Any]] = {
 
 
 class SlimeTrainer(Trainer):
-    """slime's MegatronTrainRayActor, model and optimiser included."""
+    """Trains with slime's MegatronTrainRayActor, including slime's model and optimiser."""
 
     def __init__(self, slime: SimpleNamespace, flags: Mapping[str, Any], hf_model: Any) -> None:
         for name, values in _STAND_INS.items():
@@ -90,16 +90,17 @@ class SlimeTrainer(Trainer):
         return {**self.compared, **{ours: [float(step[theirs]) for step in steps] for ours, theirs in names.items()}}
 
     def _compare(self, args: Namespace, rollout_id: int, data: dict[str, Any]) -> None:
-        """slime's hook between advantages and training; where one update needs no log-prob pass, one is made here."""
+        """slime's hook between advantages and training. Computes the log-probs if slime does not, as for a single
+        update."""
         self.compared = parity(data if "log_probs" in data else {**data, **self.log_probs(data)})
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """Stands in for work on a GPU's memory."""
+    """Replaces functions that manage a GPU's memory."""
 
 
 def parse_args(flags: Mapping[str, Any], hf: Any) -> Namespace:
-    """slime's and Megatron's own parser and checks, on a command line as a launch script would have it."""
+    """Parse a command line like that of a launch script, with the parsers and checks of slime and Megatron."""
     named = {name.replace("_", "-"): value for name, value in flags.items()}
     named |= {
         "num-layers": hf.num_hidden_layers,

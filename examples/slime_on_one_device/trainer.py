@@ -1,4 +1,4 @@
-"""slime's training half on one data-parallel rank: its batches, advantages and loss over a Megatron-Core model."""
+"""The training part of slime on a data-parallel rank: its batches, advantages and loss with a Megatron-Core model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _KEYS = (
 
 
 class Trainer:
-    """A model, Megatron's optimiser, and slime's functions between them."""
+    """Trains a model with Megatron's optimiser and slime's functions."""
 
     def __init__(self, slime: SimpleNamespace, args: Namespace, hf_model: Any, learning_rate: float) -> None:
         self.slime, self.args, self.hf = slime, args, hf_model.config
@@ -41,12 +41,12 @@ class Trainer:
         self.model.config.grad_scale_func = self.optimizer.scale_loss
 
     def weights(self) -> dict[str, Tensor]:
-        """The weights as Hugging Face names and lays them out."""
+        """The weights with the names and layout of Hugging Face."""
         found = {name: parameter.detach() for name, parameter in bare(self.model).named_parameters()}
         return to_hugging_face(found, self.hf)
 
     def train(self, share: dict[str, Any]) -> dict[str, Any]:
-        """Learn from this rank's share of a rollout; metrics, the losses one for each optimiser step."""
+        """Learn from this rank's share of a rollout. Returns metrics, with a loss for each optimiser step."""
         with device.training():
             return self._train(on_device(share))
 
@@ -64,7 +64,7 @@ class Trainer:
 
     @torch.no_grad()
     def log_probs(self, data: dict[str, Any]) -> dict[str, list[Tensor]]:
-        """Of every response token, under the weights as they are: slime's `forward_only`, without its schedule."""
+        """The log-probs of all response tokens under the present weights, as from slime's `forward_only`."""
         (iterator,) = self.slime.data.get_data_iterator(data)
         found: dict[int, Tensor] = {}
         for indices in data["micro_batch_indices"]:
@@ -119,7 +119,8 @@ class Trainer:
 
 
 def on_device(share: dict[str, Any]) -> dict[str, Any]:
-    """A rank's share made ready as slime's actor does (`process_rollout_data`, `_get_rollout_data`)."""
+    """A rank's share as tensors on the device, as slime's actor prepares it (`process_rollout_data`,
+    `_get_rollout_data`)."""
     here = device.here()
     data = {
         **share,
@@ -134,7 +135,7 @@ def on_device(share: dict[str, Any]) -> dict[str, Any]:
 
 
 def parity(data: dict[str, Any]) -> dict[str, Any]:
-    """How far the engine's log-probs and the trainer's lie apart, over the tokens that are trained."""
+    """The differences between the log-probs of engine and trainer, over the trained tokens."""
     gaps = [
         (ours - engines)[mask.bool()].abs()
         for ours, engines, mask in zip(data["log_probs"], data["rollout_log_probs"], data["loss_masks"], strict=True)

@@ -1,4 +1,5 @@
-"""Scripts for tau2's tasks: a user without a model, a player with the right calls, and a player without calls."""
+"""Scripts for tau2's tasks: a simulated user without a model, a player with the right calls, and a player without
+calls."""
 
 from __future__ import annotations
 
@@ -24,5 +25,5 @@ def gold(task: Task) -> Generator[Turn, str, None]:
 
 
 def noop(task: Task) -> Generator[Turn, str, None]:
-    """Answers kindly, without any call."""
+    """Answers kindly, and calls no tool."""
     yield "I am afraid that I cannot help you."

@@ -1,4 +1,4 @@
-"""tau2-bench's domains: the episode's talk, calls, and the reward by the database's final state.
+"""tau2-bench's domains as an Env: dialogue, tool calls, and a reward by the final state of the database.
 
 agentrl play examples/tau2/tau2.py:Tau2 --player examples/tau2/players.py:gold
 """
@@ -38,7 +38,7 @@ class Tau2Config(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     domain: DomainName = "retail"
-    """The shop, with tasks and rules."""
+    """The domain of tau2: a shop or an airline, with its tasks and rules."""
     user: UserConfig = UserConfig(speaker=SpeakerConfig(script=f"{HERE}/players.py:blunt"))
     """The customer. The default is a script that gives all facts at once: good for trying things out. For a benchmark,
     let an endpoint play the customer. The default `stop` is tau2's."""

@@ -1,4 +1,4 @@
-"""A domain of the installed suite, in agentrl's types. Only this file imports the suite."""
+"""A domain of the installed package tau2, in agentrl's types. Only this file imports the package."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Domain:
     name: DomainName
     policy: str
     guidelines: str
-    """How the user is to be played."""
+    """Instructions for the simulated user."""
     specs: Sequence[ToolSpec]
     scenarios: Mapping[str, Scenario]
     splits: Mapping[str, Sequence[str]]
@@ -51,7 +51,7 @@ class Domain:
     database: Any
     stateless: Mapping[str, Callable[..., Any]]
     refusal: type[Exception]
-    """The errors of the suite's tools that the model reads."""
+    """The type of errors of the suite's tools that the model reads."""
     _expected: dict[str, Changes] = field(default_factory=dict)
 
     def world(self) -> World:
@@ -59,7 +59,7 @@ class Domain:
         return World(self)
 
     def expected(self, scenario: Scenario) -> Changes:
-        """The changes of the right actions, as the suite's scorer plays the actions. A refused action changes no
+        """The changes of the right actions, as computed by the suite's scorer. A refused action changes no
         row."""
         if scenario.id not in self._expected:
             world = self.world()

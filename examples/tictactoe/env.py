@@ -1,4 +1,4 @@
-"""Tic-tac-toe for two seats: both are played, and trained, by one model."""
+"""Tic-tac-toe for two seats. The same model plays both seats, and is trained in both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TicTacToe(Env):
 
     @classmethod
     def tasks(cls, config: object, split: Literal["train", "eval"]) -> Iterable[Task]:
-        """Games without a world of their own: the players' moves alone make them differ."""
+        """The games, all with the same start. Only the moves differ."""
         return (Task(id=f"{split}-{number}") for number in range(10_000))
 
     def reset(self, task: Task) -> str:
@@ -41,7 +41,8 @@ class TicTacToe(Env):
         return StepResult(next_seat=other)
 
     def score(self, trajectory: Trajectory) -> float:
-        """A seat that meets a limit loses too. Without this, never ending a turn would be better than to lose."""
+        """The reward of a seat. A seat that exceeds a limit loses; otherwise a turn without an end would be better than
+        a loss."""
         if "ended_by" in trajectory.info:
             return -1.0 if trajectory.info["ended_by"] == self.seat else 0.0
         return sum(trajectory.step_rewards)

@@ -1,7 +1,8 @@
-"""Self-play: a model made from a seed learns tic-tac-toe against itself, and is trained in both seats.
+"""Self-play: a model with random weights learns tic-tac-toe against itself, and is trained in both seats.
 
-It imitates games of two players that move at random, so that it knows how to move. Then it plays itself and a perfect
-player in turn. Before and after, it plays a random and a perfect player, in each seat.
+First the model imitates games of two players that move at random, and learns the format of a move. Then it plays
+against itself and a perfect player in turn. Evaluations before and after training are games against a random and a
+perfect player, in each seat.
 """
 
 from __future__ import annotations

@@ -88,8 +88,8 @@ class HasLeftovers(Protocol):
 
 @runtime_checkable
 class HasMachine(Protocol):
-    """A back end that, once entered, knows the machine where its sandboxes run. Sandboxes of other back ends run
-    here."""
+    """A back end that, once entered, knows the machine where its sandboxes run. Other back ends
+    run their sandboxes on this machine."""
 
     @property
     def machine(self) -> Machine: ...

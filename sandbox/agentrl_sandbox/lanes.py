@@ -105,8 +105,8 @@ class Lane:
         return specs
 
     def missing(self) -> list[SandboxSpec]:
-        """The specs of sandboxes to create, as far as there is room: first for waiting callers, then as ready
-        sandboxes."""
+        """The specs of sandboxes to create so that enough are ready. Room for the sandboxes of waiting callers is kept
+        free."""
         coming = self.making - Counter(request.spec for request in self.waiting)
         lacking = Counter(self.recent) - Counter(box.spec for box in self.ready) - coming
         return list(lacking.elements())[: max(0, self.room - len(self.unmet()))]

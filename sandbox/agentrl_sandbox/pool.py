@@ -385,8 +385,8 @@ class SandboxPool:
 
 
 def _sizes(room: int, size: int | None, grade: int | None) -> tuple[int, int]:
-    """The capacities for episodes and for grading. A value of None becomes the rest of `room`, the number of sandboxes
-    that the machine can run."""
+    """The capacities for episodes and for grading, on a machine that can run `room` sandboxes. Without `grade`, a
+    quarter is for grading. Without `size`, the rest is for episodes."""
     grade = grade or max(1, (size or room) // 4)
     return size or max(1, room - grade), grade
 

@@ -1,8 +1,8 @@
-"""Print a data set for each value of a column of one file, as words for slime's --eval-prompt-data.
+"""Print a data set for each value of a column in a file, as words for slime's --eval-prompt-data.
 
     python3 slices.py test.parquet data_source      # nq, test.parquet@[0:3610], triviaqa, ... one a line
 
-slime reads FILE@[FIRST:END] as these rows of the file.
+slime reads FILE@[FIRST:END] as the rows FIRST to END - 1 of the file.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _values(file: Path, key: str) -> Iterator[str]:
 
 
 def _column(file: Path, key: str) -> Iterator[object]:
-    """The key's value in each row, None where a row lacks the key: Parquet's reader drops nulls."""
+    """The key's value in each row. None if a row lacks the key, as the reader of Parquet files drops null values."""
     for number, row in read_rows(file, "give a JSONL or Parquet file", [key]):
         if not isinstance(row, dict) or (key not in row and number == 1):
             has = f" (it has: {', '.join(row)})" if isinstance(row, dict) else ""

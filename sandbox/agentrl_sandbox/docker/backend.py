@@ -110,7 +110,8 @@ class DockerBackend:
             await remove_groups(engine, sandbox_ids)
 
     async def leftovers(self) -> Sequence[Leftover]:
-        """The images built, imported or made ready by agentrl. A run with sandboxes here may need these images."""
+        """The images that agentrl built, imported or prepared. Empty while a run has sandboxes here, which may need
+        them."""
         if not all(sandbox.gone for sandbox in await self.list()):
             return []
         engine, _ = self._opened()

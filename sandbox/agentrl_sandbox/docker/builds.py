@@ -62,7 +62,8 @@ async def build(engine: DockerClient, folder: Path, tar: IO[bytes], name: str) -
 
 @asynccontextmanager
 async def alone(engine: DockerClient, name: str) -> AsyncIterator[None]:
-    """Hold a lock within `with`, so that the user's processes create an image on an engine one after the other."""
+    """Hold a lock within `with`, so that two processes of this user never create the same image on the same engine at
+    once."""
     key = hashlib.sha256(f"{engine.address}\0{name}".encode()).hexdigest()[:32]
     file = Path(tempfile.gettempdir(), f"agentrl-build-{os.getuid()}-{key}.lock")
     try:

@@ -67,8 +67,8 @@ class DockerClient:
         self.host = Host(math.inf, 0, here=True)
 
     async def connect(self) -> None:
-        """Connect to the engine. Raises SandboxError, with the remedy, if no engine responds, or if commands could
-        escape from its containers."""
+        """Connect to the engine. Raises SandboxError, with the remedy, if no engine responds, or if the engine is
+        podman, which does not enforce all limits of a sandbox."""
         if self._tunnel is not None:
             await self._tunnel.open()
         version = await self._greeted(self.docker.version())
