@@ -1,6 +1,6 @@
-"""List the benchmarks, or run some of them, one after the other: python -m benchmarks [NAME ...].
+"""List the benchmarks, or run the named benchmarks one after the other: python -m benchmarks [NAME ...].
 
-`python -m benchmarks.NAME --help` shows the options of one.
+`python -m benchmarks.NAME --help` shows the options of a benchmark.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parent
 
 
 def first_lines() -> dict[str, str]:
-    """Name to first line of its docstring, for each module here that can be run."""
+    """Name of a benchmark -> first line of its docstring, for each module here that can be run."""
     sources = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("[a-z]*.py"))}
     runnable = {name: source for name, source in sources.items() if "__main__" in source}
     return {name: (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0] for name, source in runnable.items()}

@@ -1,21 +1,21 @@
-"""What the glue itself costs: `agentrl.adapt` beside slime's search-R1 example and its OpenAI adapter.
+"""CPU time of `agentrl.adapt` itself, compared with slime's search-R1 example and slime's OpenAI adapter.
 
 SLIME_SRC=/path/to/slime python -m benchmarks.adapt_cost        (without SLIME_SRC: without slime's)
 
-agentrl is played as it is, and with every bridge rendered instead of taken from the memo.
-`renderers` and miles-tito-tokenizers play in a bare loop (prompt, request, next prompt), if they can be imported.
+agentrl plays as usual, and again with a rendering for each turn in place of its cache. `renderers` and
+miles-tito-tokenizers play in a simple loop (prompt, request, next prompt), if they can be imported.
 
-BENCH_TOKENIZER names the tokenizer of a Qwen model, by its folder. Without it, one that is here is taken, or a small
-one with three times as many tokens; the first line says which.
+BENCH_TOKENIZER names the tokenizer of a Qwen model, by its folder. Without it, a local tokenizer is used, or a small
+tokenizer that makes three times as many tokens. The first line of output tells which.
 
-One engine for all, in a separate process, answers every request at once with the same 25 tokens: a call, or at the
-last turn an answer. A tool result has 600 tokens of fresh text and costs nothing. What is measured is the CPU time of
-this process, so neither the engine's nor a neighbour's load counts. Contenders are timed in turn, round by round;
-medians are shown.
+The contenders share an engine in a separate process, which replies to every request at once with the same 25 tokens: a
+call, or an answer in the last turn. A tool result has 600 tokens of fresh text and costs nothing. The benchmark
+measures the CPU time of this process, so the load of the engine and of other programs does not count. Contenders are
+timed in turn, round by round. The results are medians.
 
-Not equal in all respects, each time in the others' favour: search-R1 sends text, which the engine would have to
-tokenise from the beginning in every turn; the OpenAI adapter's parsers are stood in for by two regular expressions;
-the bare loops parse little or nothing, make no sample and have no limits.
+The comparison favours the others: search-R1 sends text, which the engine would have to tokenise anew in every turn; two
+regular expressions replace the OpenAI adapter's parsers; the simple loops parse little or nothing, return no sample and
+have no limits.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ from benchmarks.peers import SLIME_SRC, TOOLS, engine_body, load_tokenizer, save
 
 TURNS = (2, 8, 32)
 EPISODES = 16
-"""At a time."""
+"""The number of episodes that are played at the same time."""
 ROUNDS = 3
 QUESTION = "Which river flows through the capital of France?"
 SEARCH = '<tool_call>\n{"name": "search", "arguments": {"query": "the river of the capital"}}\n</tool_call>'
 RESULT_TOKENS, RESULTS = 600, 512
-"""Tokens of a tool's result, and how many there are: enough that the tokenizer has forgotten the words of one before it
-comes again."""
+"""RESULT_TOKENS: the tokens of a tool's result. RESULTS: the number of different results. They are so many that the
+tokenizer's cache has lost the words of a result before the result is repeated."""
 AGENTRL = {
     "agentrl.adapt": {},
     "agentrl.adapt, rendered": {memo.VARIABLE: "off"},
 }
-"""How agentrl is played, and the environment in which its renderer is loaded."""
+"""Name of a variant of agentrl -> environment variables with which its renderer is loaded."""
 results: Iterator[str] = iter(())
 
 Play = Callable[[int], Awaitable[int]]
-"""Plays one episode of so many turns; returns the tokens of its sample."""
+"""Plays an episode with the number of turns, and returns the number of tokens of its sample."""
 
 
 class Search(Env):
@@ -82,17 +82,18 @@ class Search(Env):
 
 @dataclass(frozen=True)
 class Script:
-    """What the engine says: `call` until the pattern `marker` was found once for each turn but the last."""
+    """The engine's replies: `call` while `marker` occurs less often in the prompt than in the last turn, then
+    `answer`."""
 
     marker: bytes
     call: str
     answer: str
     before: int = 0
-    """How often the marker stands in a first prompt."""
+    """How often the marker occurs in the first prompt."""
 
 
 def serve(scripts: Mapping[str, Script], turns: Any, ready: Connection) -> None:
-    """The engine, in its own process. Every script has a port of its own."""
+    """Run the engine in a separate process. Every script has its own port."""
     tokenizer = load_tokenizer()
 
     def app_of(script: Script) -> web.Application:
@@ -122,7 +123,7 @@ def serve(scripts: Mapping[str, Script], turns: Any, ready: Connection) -> None:
 
 @contextmanager
 def engines(scripts: Mapping[str, Script]) -> Iterator[tuple[dict[str, int], Any]]:
-    """Ports by name, and the shared number of turns."""
+    """Start the engine. Yields the port of each script by name, and the number of turns, which the processes share."""
     spawn = multiprocessing.get_context("spawn")
     turns = spawn.Value("i", 1)
     here, there = spawn.Pipe()
@@ -206,7 +207,7 @@ def play_openai_adapter(
 
 
 def play_bare(tokenizer: Any, url: str, peer: str) -> tuple[Play, Callable[[], AbstractAsyncContextManager[None]]]:
-    """A loop that only makes prompts, with one of the libraries that continue tokens."""
+    """Play in a loop that only computes prompts, with the library `peer`, which continues the tokens of a prompt."""
     served = SimpleNamespace(client=None)
     follow = renderers_prompts(tokenizer) if peer == "renderers" else tito_prompts(tokenizer)
     called = {"name": "search", "arguments": {"query": "the river of the capital"}}
@@ -236,7 +237,8 @@ def play_bare(tokenizer: Any, url: str, peer: str) -> tuple[Play, Callable[[], A
 
 
 Follow = Callable[[list[Any], list[int], list[int]], list[int]]
-"""The next prompt, from all messages, the prompt before the turn, and the turn."""
+"""Computes the tokens of the next prompt from all messages, the tokens of the previous prompt, and the sampled
+tokens."""
 
 
 def renderers_prompts(tokenizer: Any) -> Follow:
@@ -260,7 +262,7 @@ def tito_prompts(tokenizer: Any) -> Follow:
 
 
 def bare_loops(tokenizer: Any, url: str) -> dict[str, tuple[Play, Callable[[], AbstractAsyncContextManager[None]]]]:
-    """The libraries that are here."""
+    """The simple loops of the installed libraries, by name."""
     modules = {"renderers": "renderers", "miles-tito": "miles_tito_tokenizers"}
     return {
         f"{name}, bare loop": play_bare(tokenizer, url, name)
@@ -314,7 +316,7 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def make_args(port: int, model: Path, **more: Any) -> SimpleNamespace:
-    """slime's args, as far as anybody here reads them."""
+    """The fields of slime's args that this benchmark needs."""
     return SimpleNamespace(
         hf_checkpoint=str(model),
         sglang_router_ip="127.0.0.1",

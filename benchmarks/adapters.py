@@ -1,12 +1,12 @@
-"""Every environment of the suites that have an adapter: does it run, and is its reward the suite's own?
+"""Check that each environment of the suites with an adapter runs, and that its reward equals the suite's reward.
 
     python -m benchmarks.adapters                       # all suites; 20 minutes on two cores, 2.5 GB in .cache
     python -m benchmarks.adapters --suite textarena
 
-The suites are installed into environments of their own under .cache/adapters. A player with fixed texts plays each
-environment through the suite's own API first, then through the adapter: same seeds, same texts, all episodes at the
-same time. Rewards, the number of turns and the end must be equal. The adapters were written against one half of each
-suite, by a hash of the name; `first_contact` is what the other half gave when it was played for the first time.
+The suites are installed into virtual environments under .cache/adapters. A player with fixed texts plays each
+environment first through the suite's API, then through the adapter, with the same seeds and texts, and all episodes at
+the same time. Rewards, the number of turns and the end must be equal. A hash of the name divides each suite into
+halves. The adapters were developed with a half; `first_contact` has the results of the first run with the other half.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ SUITES = {
     "openenv": ("main", "openenv"),
     "mcp": ("main", "servers", "old_servers", "npm"),
 }
-"""Each suite's environments; the adapter plays in the first."""
+"""Suite -> its virtual environments. The adapter runs in the first."""
 
 
 def install(name: str) -> None:
-    """Make one environment, unless it is there."""
+    """Create a virtual environment, unless it exists."""
     folder, done = CACHE / name, CACHE / name / ".installed"
     if done.exists():
         return
@@ -73,7 +73,7 @@ def install(name: str) -> None:
 
 
 def play(suite: str, half: str) -> list[dict[str, Any]]:
-    """A row for each environment of a suite: its name, its half, and what came of it."""
+    """A row for each environment of a suite: its name, its half, and the result."""
     python = CACHE / SUITES[suite][0] / "bin" / "python"
     paths = os.pathsep.join(map(str, (ROOT, ROOT / "envs", ROOT / "sandbox")))
     env = {
@@ -97,7 +97,7 @@ def play(suite: str, half: str) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Counts, and the names of all that did not pass, by reason."""
+    """The counts of results, and for each reason the names of the environments that did not pass."""
     reasons: dict[str, dict[str, list[str]]] = {"excluded": {}, "failed": {}}
     for row in rows:
         kind, _, reason = row["result"].partition(": ")
@@ -128,7 +128,8 @@ def main() -> None:
 
 
 def keep(suite: str, half: str, found: dict[str, Any]) -> None:
-    """Write one half of a suite into the results, with the sum of both halves. What was first is never overwritten."""
+    """Write one half of a suite into the results, with the sum of both halves. The results of the first
+    run are never overwritten."""
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"suites": {}}
     told = kept["suites"].setdefault(suite, {})
     halves = told.setdefault("halves", {})

@@ -1,13 +1,14 @@
-"""LocalEngine against what transformers offers, side by side: `python benchmarks/bench_local_engine.py [--quick]`.
+"""Compare LocalEngine with the generation methods of transformers: `python benchmarks/bench_local_engine.py [--quick]`.
 
-    --overhead [--device cuda]     only what LocalEngine adds to the bare forward pass of the same batch
+    --overhead [--device cuda]     only the time that LocalEngine adds to the forward pass of the same batch
 
 Every row generates the same number of tokens for the same prompts, with sampling and log-probs; times are the best of
 several turns, in which the methods alternate. "all" counts the prefill's time too. The second table plays sessions of
-several turns, with and without the prefixes that a session keeps.
+several turns, with and without the prefixes that a session stores.
 
-The overhead: seconds of a decode step of 128 rows, and of the bare forward pass of the same batch: keys and values of
-the same size lie ready, without gaps, nothing is written, masked or drawn. `tiny`, and a model of SmolLM2's shape.
+The overhead is the difference between a decode step of 128 rows and the forward pass alone of the same batch. For the
+forward pass, keys and values of the same size are in memory without gaps; it writes, masks and samples nothing. Models:
+`tiny`, and a model of SmolLM2's shape.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def tiny() -> tuple[Any, Any]:
 
 
 def make_prompts(count: int, rng: random.Random) -> Prompts:
-    """About 150 tokens each."""
+    """Prompts of about 150 tokens each."""
     return [[rng.randrange(len(tiny()[1])) for _ in range(rng.randrange(120, 180))] for _ in range(count)]
 
 
@@ -69,7 +70,8 @@ def continuous_batching(prompts: Prompts, tokens: int) -> None:
 
 @torch.inference_mode()
 def dynamic_cache(prompts: Prompts, tokens: int) -> None:
-    """A plain loop over the model's forward pass: rows padded on the left, the cache grown by concatenation."""
+    """Sample in a simple loop over the model's forward pass, with padding on the left and a cache that grows by
+    concatenation."""
     ids, mask = padded(prompts)
     model = tiny()[0]
     past, samplings = DynamicCache(config=model.config), [Sampling(seed=i) for i in range(len(prompts))]
@@ -105,7 +107,7 @@ async def play(prompts: Prompts, tokens: int, *, turns: int, sessions: bool) -> 
 def fastest(
     runs: Mapping[str, Callable[[], Any]], repeats: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, float]:
-    """Best seconds of each. They alternate, so that a busy machine is busy for all of them."""
+    """Name -> the least seconds of a run. The runs alternate, so that the load of the machine is the same for all."""
     best = dict.fromkeys(runs, float("inf"))
     for _ in range(repeats):
         for name, run in runs.items():
@@ -135,7 +137,7 @@ def compare_sessions(count: int, tokens: int, repeats: int) -> None:
 
 
 class Ready(Cache):  # type: ignore[misc]
-    """Keys and values that lie ready: what a step adds is neither written nor read."""
+    """A cache of fixed keys and values. The keys and values of a step are neither written nor read."""
 
     def __init__(self, model: Any, rows: int, columns: int) -> None:
         super().__init__(layers=[])
@@ -152,7 +154,7 @@ class Ready(Cache):  # type: ignore[misc]
 
 
 def smollm2_shape(device: str) -> Any:
-    """With random weights; in bfloat16 on a GPU."""
+    """A model of SmolLM2's shape with random weights; in bfloat16 on a GPU."""
     config = LlamaConfig(
         vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
         num_key_value_heads=3, tie_word_embeddings=True, max_position_embeddings=2048,
@@ -162,7 +164,7 @@ def smollm2_shape(device: str) -> Any:
 
 
 def overhead(name: str, model: Any, steps: int) -> dict[str, float]:
-    """Milliseconds of a decode step and of the bare forward pass, the best of `steps`; they alternate."""
+    """Milliseconds of a decode step and of the forward pass alone: the least of `steps` runs, which alternate."""
     rng, vocabulary = random.Random(0), model.config.vocab_size
     batch = Batch(model, tiny()[1], max_batch=ROWS, max_context=1024, eos=frozenset(), token_bytes=measure(model, 1024))
     requests = [

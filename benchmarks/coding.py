@@ -1,9 +1,9 @@
-"""Coding episodes of scripted players over HumanEval: is every reward right, what is left behind, how many a second?
+"""Coding episodes of scripted players over HumanEval: rewards, leftover sandboxes, episodes a second.
 
     python -m benchmarks.coding --backend docker          # 500 episodes; --episodes 60 for a short run
 
-A third of the episodes is gold's (reward 1), a third the no-op's and a third the hostile player's (reward 0), which
-tries its attacks in turn. With --write, the results go to benchmarks/results/coding_BACKEND.json.
+Players take turns: gold (reward 1), the idle player (reward 0), and the hostile player (reward 0), which tries its
+attacks in turn. With --write, the results go to benchmarks/results/coding_BACKEND.json.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from tests.envs.coding.attacks import ATTACKS, attack
 
 ROOT = Path(__file__).resolve().parent.parent
 SHORT = 12
-"""Episodes of a short run."""
+"""The number of episodes of a short run."""
 SPEC = {"memory_mb": 256, "pids": 64, "disk_mb": 64, "file_mb": 256}
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One episode: who plays, and what reward is right."""
+    """An episode: its player, and the right reward."""
 
     task: Task
     player: str
@@ -61,7 +61,7 @@ class Done:
         return self.trajectory.failure is None and self.trajectory.reward == self.plan.reward
 
     def tell(self) -> None:
-        """Print it if it is wrong."""
+        """Print the episode if its reward is wrong."""
         if not self.right:
             failure, log = self.trajectory.failure, self.trajectory.info.get("grading", "")
             said = failure.error if failure else log
@@ -80,9 +80,10 @@ def plans(episodes: int) -> list[Plan]:
 
 
 async def play(backend: str, episodes: int, concurrency: int) -> tuple[list[Done], float, object, int]:
-    """All episodes, the seconds they took, the pool's figures, and the sandboxes left when the pool had closed.
+    """All episodes, their duration in seconds, the pool's statistics, and the sandboxes that exist after the pool is
+    closed.
 
-    Raises ConfigError for the back end `local`: hostile players are among them, and one ends all other processes.
+    Raises ConfigError for the back end `local`, as a hostile player ends all other processes.
     """
     if backend == "local":
         raise ConfigError("--backend local isolates nothing, and hostile players play: take docker or bubblewrap")
@@ -109,13 +110,13 @@ async def play(backend: str, episodes: int, concurrency: int) -> tuple[list[Done
 
 
 def busy() -> tuple[float, float]:
-    """Seconds of CPU time used and had since the machine started."""
+    """Seconds of CPU time that the machine has used, and has had in total, since it started."""
     fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     return sum(fields) - fields[3] - fields[4], sum(fields)
 
 
 def report(backend: str, done: list[Done], seconds: float, left: int, cpu: float, concurrency: int) -> dict[str, Any]:
-    """The figures."""
+    """The results as JSON."""
     times: dict[str, list[float]] = {}
     for one in done:
         times.setdefault(one.plan.player, []).append(one.seconds)

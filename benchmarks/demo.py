@@ -1,12 +1,12 @@
-"""The demo with three seeds, and two controls of equal time: is it reward that teaches, or more of anything?
+"""The demo with three seeds, and two controls with equal time: does the reward teach, or any further training?
 
     make bench-demo        # python -m benchmarks.demo [--seeds 0 1 2] [--out FOLDER]
 
-For each seed one warm start, and from its weights three continuations of equal time:
+For each seed, a warm start is followed by three continuations of its weights, with equal time:
 
     rl          as in the demo
-    imitation   going on imitating the same mediocre player
-    shuffled    RL whose rewards are dealt out anew among the episodes of a step, so that they carry no information
+    imitation   further imitation of the same mediocre player
+    shuffled    RL in which the rewards of a step are shuffled among its episodes, so that they have no information
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ console = Console(highlight=False)
 
 
 class Shuffled(Trainer):
-    """RL with the rewards of a step dealt out anew."""
+    """RL with the rewards of a step shuffled among its episodes."""
 
     async def collect(self, step: int) -> Groups:
         groups = await super().collect(step)
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def record(folder: Path) -> Path:
-    """The demo's questions and demonstrations, made once."""
+    """Write the demo's questions and demonstrations."""
     from typer.testing import CliRunner
 
     from agentrl.cli import app
@@ -83,7 +83,7 @@ def record(folder: Path) -> Path:
 
 
 def seed_row(seed: int, out: Path, data: Path) -> dict[str, object]:
-    """One warm start and its three continuations."""
+    """The results of a seed: a warm start and its three continuations."""
     console.print(f"[bold]seed {seed}[/]")
     base = yaml.safe_load((ROOT / "examples" / "fact_search" / "train.yaml").read_text(encoding="utf-8"))
     warm_start = {**base.pop("warm_start"), "demonstrations": data / "demonstrations.jsonl"}

@@ -1,10 +1,10 @@
-"""Did a change of structure change any token? One hash over scripted episodes, one over a short training run.
+"""Find out whether a change of code changes tokens: a hash of scripted episodes, and a hash of a short training run.
 
 python -m benchmarks.episode_hash          (twenty seconds; run it before and after, on one machine)
 
-Hashed are tokens, loss_mask and log-probs (as float32) of each segment, the reward and the stop. The first hash is the
-same on every machine, and `tests/episode/test_episode_hash.py` holds it; the second one depends on how this machine
-rounds.
+A hash covers the tokens, loss_mask and log-probs (as float32) of each segment, the reward and the stop. The first hash
+is the same on every machine, and `tests/episode/test_episode_hash.py` checks it. The second hash depends on how this
+machine rounds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TASK = Task(prompt="Add up, then say the sum.", label=6.0, seed=3, id="t")
 
 
 class Sums(Env):
-    """Tools, random numbers, step rewards, a last turn."""
+    """An Env with tools, random numbers, step rewards and a last turn."""
 
     @tool
     async def add(self, n: int) -> str:
@@ -44,7 +44,7 @@ class Sums(Env):
 
 
 class Search(Env):
-    """Raw text inside the model's own turn, as in Search-R1."""
+    """An Env with raw text inside the model's turn, as in Search-R1."""
 
     turn_options = TurnOptions(stop=("</search>",))
 
@@ -54,7 +54,7 @@ class Search(Env):
 
 
 class Echo(Env):
-    """Answers as the user; its reward is the share of even tokens, for which a random model is good enough."""
+    """An Env that replies as the user. The reward is the share of even tokens, so a random model earns some."""
 
     turn_options = TurnOptions(stop=tuple("aeiou"))
 
@@ -80,7 +80,7 @@ _PLAYED: Sequence[tuple[type[Env], Sequence[Any], Mapping[str, Any]]] = (
 
 
 def digest(trajectories: Iterable[Mapping[str, Any]]) -> str:
-    """Over what `Trajectory.to_json` wrote."""
+    """The hash of trajectories in the form of `Trajectory.to_json`."""
     found = hashlib.sha256()
     for data in trajectories:
         for segment in (*data["earlier"], data):
@@ -93,7 +93,7 @@ def digest(trajectories: Iterable[Mapping[str, Any]]) -> str:
 
 
 async def scripted(renderer: Renderer) -> list[dict[str, Any]]:
-    """Episodes that no rounding touches."""
+    """Scripted episodes, which do not depend on rounding."""
     played = [
         await rollout(env(), TASK, list(turns), renderer=renderer, limits=Limits(**limits))
         for env, turns, limits in _PLAYED
@@ -102,7 +102,7 @@ async def scripted(renderer: Renderer) -> list[dict[str, Any]]:
 
 
 def trained(folder: Path) -> list[dict[str, Any]]:
-    """All episodes of three steps of RL with `tiny`, the weights and every sample fixed by seeds."""
+    """All episodes of three steps of RL with `tiny`. Seeds determine the weights and every sample."""
     import torch
 
     from agentrl.train import TrainConfig, train

@@ -1,10 +1,11 @@
-"""Sampled against trained tokens where re-rendering loses them: agentrl, slime's own adapter, and `renderers`.
+"""Sampled and trained tokens in cases where rendering again loses tokens: agentrl, slime's adapter, and `renderers`.
 
-python -m benchmarks.exact        (SLIME_SRC=/path/to/slime for slime's column, SLIME04_SRC for that of 0.4)
+python -m benchmarks.exact        (SLIME_SRC=/path/to/slime for slime's column, SLIME04_SRC for slime 0.4)
 
-Eight turns an episode, with the real Qwen 3 tokenizer. A turn is a script of what a model sampled; every contender gets
-the same tokens. `trained/sampled` counts the tokens that the loss sees, `samples` what the trainer has to hold apart,
-`tokens` all it has to compute. A lost token is a lost gradient; a second sample of one episode breaks GRPO's groups.
+An episode has eight turns, with the real Qwen 3 tokenizer. A script has the tokens that a model sampled, and every
+contender gets the same tokens. `trained/sampled` counts the tokens in the loss, `samples` the samples of an episode,
+and `tokens` all tokens that the trainer computes. A lost token is a lost gradient; a second sample of an episode breaks
+GRPO's groups.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def call(index: int, filler: str, *, compact: bool = False, limit: int | None = 
 
 
 def cases(filler: str) -> dict[str, list[Turn]]:
-    """Each case as its turns; `filler` makes them long."""
+    """Name of a case -> its turns. `filler` is text that makes the turns long."""
     every = range(TURNS)
     thought = f"<think>\nI wonder. {filler}\n</think>\n\n"
     canonical = [Turn(call(i, filler), (f"result {i}",)) for i in every]
@@ -101,7 +102,7 @@ def run_agentrl(tokenizer: Any, turns: Sequence[Turn], renderer: Renderer) -> Ou
 
 
 def contenders(tokenizer: Any, *, known: bool) -> Mapping[str, Run | str]:
-    """By name: how to run it, or why it cannot be run here."""
+    """Name of a contender -> the function that runs it, or the reason why it cannot run here."""
     renderer = load_renderer(tokenizer, tools=TOOLS)
     found: dict[str, Run | str] = {"agentrl": lambda turns: run_agentrl(tokenizer, turns, renderer)}
     for key in SLIMES:

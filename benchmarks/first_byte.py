@@ -1,18 +1,18 @@
-"""A thousand coding agents start together: when does each get its first byte? `make bench-first-byte`.
+"""The time to the first byte for a thousand coding agents that start together: `make bench-first-byte`.
 
 python -m benchmarks.first_byte [--agents 1000] [--workers 0,2] [--faults] [--before FOLDER]
 
-The agents and the engine are this process. The gateway is another one, which plays the episodes of an AgentEnv as a
-rollout does, or has `workers` play them, each of which has a gateway of its own. An agent sends what Claude Code sends
-first: 24 tools, a system prompt and reminders of 80 kB, which are some 18,000 tokens of Qwen 3's. All have the same
-system prompt and tools; the eight of a group have the same task. No agent sends before all episodes have begun. The
-engine answers at once with the same few tokens.
+The agents and the engine run in this process. The gateway runs in a second process, which plays the episodes of an
+AgentEnv as a rollout does, or starts `workers`, each with its own gateway. An agent sends a request like the first
+request of Claude Code: 24 tools, a system prompt and reminders of 80 kB, about 18,000 tokens of Qwen 3. All agents have
+the same system prompt and tools; the eight agents of a group have the same task. No agent sends before all episodes
+have begun. The engine responds at once with the same few tokens.
 
-With --before, a checkout of an earlier agentrl is measured beside this one, in turn. With --faults, half of the agents
-leave, in four ways, and others send garbage: the rest must get their replies, and nothing may be left behind.
+With --before, a checkout of an earlier agentrl is measured in turn with this agentrl. With --faults, half of the agents
+disconnect, in four ways, and others send garbage: the rest must get their replies, and no resource may remain open.
 
-Seconds count from the moment at which all agents connect. The lag is that of the gateway's event loop, looked at every
-10 ms; the memory is what the gateway's processes grew by, at their peak.
+Seconds count from the moment at which all agents connect. The lag of the gateway's event loop is measured every 10 ms.
+The memory is the growth of the gateway's processes up to their peak.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from benchmarks.peers import engine_body, load_tokenizer, save, which_tokenizer
 HERE = Path(__file__).resolve()
 GROUP = 8
 CLIENTS_WAIT_S = 60.0
-"""How long coding agents wait for a first byte."""
+"""Seconds that coding agents wait for a first byte."""
 GIVE_UP_S = 1500.0
 TOOLS, TOOL_LETTERS, SYSTEM_LETTERS, REMINDER_LETTERS = 24, 2700, 6400, 9400
 FAULTS = ("leaves at once", "leaves in the middle", "is cancelled", "sends half a request")
@@ -92,7 +92,7 @@ async def watched(config: CallerConfig) -> AsyncIterator[ClientSession]:
 
 
 class Caller(AgentEnv):
-    """An agent elsewhere: the fleet runs it."""
+    """An agent that runs in the process of the fleet."""
 
     config: CallerConfig
     shared: ClientSession
@@ -111,7 +111,7 @@ class Caller(AgentEnv):
 
 
 async def gateway(fleet: str, agents: int, workers: int) -> None:
-    """Play the episodes, and print what became of them."""
+    """Play the episodes, and print their results."""
     tokenizer, files = load_tokenizer(), open_files()
     path, config = f"{HERE}:Caller", {"fleet": fleet}
     options = EpisodeOptions(limits=Limits(turns=4, context=1_000_000))
@@ -161,7 +161,7 @@ def memory() -> dict[str, int]:
 
 
 def words(chance: random.Random, letters: int) -> str:
-    """Text of this project's own pages, from a place that chance chooses."""
+    """A text from this project's documentation, from a random place."""
     at = chance.randrange(len(PAGES) - letters)
     return PAGES[at : at + letters]
 
@@ -170,7 +170,7 @@ PAGES = "\n".join(path.read_text(encoding="utf-8") for path in sorted((HERE.pare
 
 
 def first_request(number: int, *, stream: bool) -> bytes:
-    """What the agent sends, as Claude Code does."""
+    """The body of an agent's first request, like that of Claude Code."""
     chance = random.Random(7)
     tools = [
         {
@@ -204,7 +204,7 @@ def first_request(number: int, *, stream: bool) -> bytes:
 
 
 class Agent(asyncio.Protocol):
-    """A client that sends one request and reads the answer."""
+    """A client that sends a request and reads the reply."""
 
     def __init__(self, sent: bytes) -> None:
         self.sent, self.got, self.first = sent, bytearray(), 0.0
@@ -227,13 +227,13 @@ class Agent(asyncio.Protocol):
 
     @property
     def answered(self) -> bool:
-        """Whether it has a whole reply."""
+        """Whether the agent got a complete reply."""
         return self.got.startswith(b"HTTP/1.1 200") and b"All done." in self.got
 
 
 @dataclass
 class Fleet:
-    """The agents of one round, and their engine."""
+    """The agents of a round, and their engine."""
 
     agents: int
     stream: bool
@@ -249,7 +249,7 @@ class Fleet:
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
 
     def fault(self, number: int) -> str:
-        """How an agent goes wrong; empty for one that does not. One of each pair in a group stays."""
+        """The fault of an agent; empty for an agent without a fault, which is every second agent of a group."""
         return FAULTS[number // 2 % len(FAULTS)] if self.faults and number % 2 else ""
 
     async def run(self, request: web.Request) -> web.Response:
@@ -297,7 +297,7 @@ class Fleet:
             other.transport.abort()
 
     async def cancels(self, _: web.Request) -> web.Response:
-        """The episodes that are to be cancelled, as soon as their agents have sent their requests."""
+        """Respond with the episodes to cancel, as soon as their agents have sent their requests."""
         await self.cancelled.wait()
         await asyncio.sleep(1.0 if self.faults else 0.0)
         return web.json_response([number for number in range(self.agents) if self.fault(number) == "is cancelled"])
@@ -312,7 +312,7 @@ class Fleet:
 
 
 async def measured(tree: Path, agents: int, workers: int, *, stream: bool, faults: bool) -> dict[str, Any]:
-    """One round of the agentrl in a folder."""
+    """Play a round with the agentrl in the folder `tree`, and return the results."""
     fleet = Fleet(agents, stream, faults, engine_body(load_tokenizer(), "I have looked at it. All done.<|im_end|>"))
     app = web.Application(client_max_size=1 << 30)
     app.router.add_post("/run", fleet.run)

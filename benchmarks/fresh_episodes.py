@@ -1,4 +1,4 @@
-"""Episodes with fresh text and an engine in this process: nothing but agentrl's own work is left to measure."""
+"""Episodes with fresh text and an engine in this process, to measure the work of agentrl alone."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from agentrl.types import Generation, SamplingParams, Task
 
 ROOT = Path(__file__).parents[1]
 SAMPLED, OBSERVED = 155, 309
-"""Tokens of a turn in whole episodes: sampled ones, and those of the tool's result."""
+"""Tokens of a turn in whole episodes. SAMPLED: sampled tokens. OBSERVED: tokens of the tool's result."""
 
 
 class FreshText:
-    """Texts whose words a tokenizer has hardly seen: words of the documentation, two in five of them changed."""
+    """Texts with new words for a tokenizer's cache: words of the documentation, of which two in five are changed."""
 
     def __init__(self, tokenizer: Any, seed: int = 0) -> None:
         self._pick = random.Random(seed)
@@ -36,7 +36,7 @@ class FreshText:
         return " ".join(self._word() for _ in range(max(1, count)))
 
     def tokens(self, count: int) -> str:
-        """A text of about so many tokens."""
+        """A text of about `count` tokens."""
         return self.words(round(count * self._share))
 
     def _word(self) -> str:
@@ -48,7 +48,7 @@ class FreshText:
 
 
 class Script:
-    """Everything that engine and tool will say, made beforehand so that making it is not measured."""
+    """All texts of engine and tool. They are generated before the measurement."""
 
     def __init__(self, tokenizer: Any, turns: int) -> None:
         fresh = FreshText(tokenizer)
@@ -65,7 +65,7 @@ class Script:
 
 
 class Search(Env):
-    """Answers each call with the next text."""
+    """An Env whose tool returns the next text for each call."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
@@ -80,9 +80,9 @@ class Search(Env):
 
 
 class InProcess:
-    """An engine that says what the script has, and makes the request's bytes as the client of SGLang does.
+    """An engine that returns the texts of the script, and encodes each request as the client of SGLang does.
 
-    With `together`, it answers only when so many requests wait.
+    With `together`, the engine responds only when this many requests wait.
     """
 
     def __init__(self, script: Script, together: int = 0) -> None:
@@ -124,7 +124,7 @@ class InProcess:
 async def play(
     renderer: Renderer, script: Script, episodes: int, turns: int, engine: InProcess | None = None
 ) -> list[Trajectory]:
-    """Whole episodes, all at once."""
+    """Play whole episodes, all at the same time."""
     engine = engine or InProcess(script)
     options = EpisodeOptions(limits=Limits(turns=turns))
     runs = [

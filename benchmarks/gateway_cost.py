@@ -1,14 +1,14 @@
-"""What a request costs the gateway: CPU time beside slime's OpenAI adapter, in one run.
+"""CPU time of a request in the gateway, compared with slime's OpenAI adapter in the same run.
 
 SLIME_SRC=/path/to/slime python -m benchmarks.gateway_cost        (without SLIME_SRC: agentrl alone)
 
-The agents and the engine are in a process of their own. The engine answers every request at once with the same 25
-tokens: a call, or at the last turn an answer. A tool result has 600 tokens. The agents speak Chat Completions. What is
-measured is the CPU time of the gateway's process, from the first request of an episode to its sample; so neither the
-clients' nor a neighbour's load counts. Contenders are timed in turn, round by round; the best
-round of each is shown.
+The agents and the engine run in a separate process. The engine responds to every request at once with the same 25
+tokens: a call, or an answer in the last turn. A tool result has 600 tokens. The agents use Chat Completions. The
+benchmark measures the CPU time of the gateway's process, from the first request of an episode to its sample, so the
+load of clients and of other programs does not count. Contenders are timed in turn, round by round. The results are of
+the best round of each.
 
-Not equal in all respects, in slime's favour: its parsers are stood in for by two regular expressions.
+The comparison favours slime: two regular expressions replace its parsers.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ HISTORY = 70_000
 
 @dataclass(frozen=True)
 class Case:
-    """One shape of episodes."""
+    """A kind of episodes: the number of turns and the lengths."""
 
     turns: int
     streamed: bool = False
     history: int = 0
-    """Tokens of the first message; 0 is a short question."""
+    """Tokens of the first message; 0 stands for a short question."""
     episodes: int = 8
-    """At a time."""
+    """The number of episodes that are played at the same time."""
 
     @property
     def rounds(self) -> int:
-        """The more, the shorter one is: a short one is lost in a neighbour's noise."""
+        """The number of rounds. Short episodes have more rounds, as noise from other programs matters more."""
         return max(5, 100 // self.turns)
 
 
@@ -72,7 +72,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Job:
-    """What the agents' process is told to play."""
+    """An order to the agents' process: the episodes to play."""
 
     url: str
     keys: Sequence[str]
@@ -81,7 +81,7 @@ class Job:
 
 
 class Engine:
-    """Answers each session with calls, and at its last turn with an answer. It has one port."""
+    """The engine. It responds to each session with calls, and in the last turn with an answer."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.turns = 1
@@ -97,7 +97,7 @@ class Engine:
 
 
 async def ask(client: ClientSession, job: Job, key: str) -> None:
-    """One agent: it does what the model says, until it answers."""
+    """Run an agent: it executes the model's calls, until the model answers."""
     messages: list[Any] = [{"role": "user", "content": job.question}]
     for _ in range(job.case.turns):
         body = {"model": "m", "messages": messages, "tools": TOOLS, "stream": job.case.streamed}
@@ -114,7 +114,7 @@ async def ask(client: ClientSession, job: Job, key: str) -> None:
 
 
 def streamed(text: str) -> dict[str, Any]:
-    """The message of a stream, put together."""
+    """The message that the pieces of a stream make."""
     message: dict[str, Any] = {"role": "assistant", "content": ""}
     for line in text.splitlines():
         if line.startswith("data: {"):
@@ -153,7 +153,7 @@ def agents(there: Connection) -> None:
 
 @contextmanager
 def playing() -> Iterator[tuple[str, Connection]]:
-    """The engine's URL, and what the agents are told their jobs by."""
+    """Start the agents' process. Yields the engine's URL, and the connection for jobs."""
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe()
     process = spawn.Process(target=agents, args=(there,), daemon=True)
@@ -173,7 +173,7 @@ class Contender:
     begin: Callable[[str], None]
     """Open a session."""
     end: Callable[[str], Awaitable[Sequence[int]]]
-    """Close it; the tokens of each of its samples."""
+    """Close a session. Returns the number of tokens of each sample."""
 
 
 @asynccontextmanager
@@ -227,7 +227,7 @@ async def slimes(engine_url: str, tokenizer: Any) -> AsyncIterator[Contender]:
 async def play(
     contender: Contender, jobs: Connection, case: Case, question: str, keys: Sequence[str]
 ) -> tuple[float, int, int]:
-    """Milliseconds of CPU a request; the samples of an episode, and its tokens."""
+    """Play a case. Returns milliseconds of CPU time a request, and the samples and tokens of an episode."""
     began = time.process_time()
     for key in keys:
         contender.begin(key)

@@ -1,15 +1,15 @@
-"""Everything that trains, on one GPU: `make gpu`, in parts of ten minutes, going on where it stopped.
+"""All training benchmarks on a GPU: `make gpu`. They run in parts of ten minutes, and can be continued.
 
     make gpu                         # all parts; python -m benchmarks.gpu is the same
     make gpu PART=search-lora        # one of them: learner, engine, demo, search-full, search-lora, megatron
     make gpu SGLANG=PYTHON           # the part engine with the interpreter that has SGLang, if this one has not
-    make gpu DEVICE=cpu              # small, in a few minutes: shows that it works, and nothing about a GPU
-    make gpu USD=2.50                # an hour of this machine costs that: the bills then name the money
-    make gpu PART=search-full SEEDS=3   # with three seeds, each a part of its own
-    make gpu PEAK=989                # TFLOP/s of this GPU in bfloat16, if the part learner does not know its name
-    make gpu DATA=FOLDER             # a real corpus: corpus.jsonl and qa.jsonl in Search-R1's formats
-    make gpu-wheels WHEELS=FOLDER    # on a machine with a network: what a GPU without one needs
-    make gpu WHEELS=FOLDER           # there: installs from that folder alone
+    make gpu DEVICE=cpu              # small, in a few minutes: shows that the parts run, but no speed of a GPU
+    make gpu USD=2.50                # the price of an hour of this machine: the bills then have costs
+    make gpu PART=search-full SEEDS=3   # with three seeds, each as a separate part
+    make gpu PEAK=989                # TFLOP/s of this GPU in bfloat16, if its name is not in the table of the part
+    learner make gpu DATA=FOLDER             # a real corpus: corpus.jsonl and qa.jsonl in Search-R1's formats
+    make gpu-wheels WHEELS=FOLDER    # on a machine with a network: the packages for a machine without
+    make gpu WHEELS=FOLDER           # on the machine without a network: installs from FOLDER alone
 
 learner       speed of an update for Qwen3's shapes of 0.6B, 1.7B and 4B, with LoRA and of all weights, beside TRL's
 engine        speed of LocalEngine and of SGLang with 128 episodes at once, and what LocalEngine adds to a forward pass
@@ -18,8 +18,8 @@ search-full   the embedded trainer with smollm2-135m in bfloat16 as Search-R1: w
 search-lora   the same with LoRA
 megatron      the demo's task through slime's code into Megatron-Core (examples/slime_on_one_device; needs SLIME_SRC)
 
-A part stops after --seconds, at a checkpoint, and the program ends with 3: the same command goes on, and leaves out
-what is finished. The state lies in --out. Each part is a process of its own, so its memory is measured alone.
+A part stops after --seconds at a checkpoint, and the program exits with 3. The same command continues, without the
+finished parts. The state is in --out. Each part runs in a separate process, so its memory is measured alone.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PARTS = ("learner", "engine", "demo", "search-full", "search-lora", "megatron")
 SPEEDS = ("learner", "engine")
-"""Parts that benchmarks.gpu_speed runs. benchmarks.gpu_parts runs the others."""
+"""The names of the parts that benchmarks.gpu_speed runs. benchmarks.gpu_parts runs the other parts."""
 SECONDS = 540
 UNFINISHED = 3
-"""The exit status when a part has to go on."""
+"""The exit code if a part is not finished."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the results depend on. A folder of results is of one kind."""
+    """The settings on which results depend. All results in a folder have the same settings."""
 
     device: str
     model: str
     data: str | None
-    """A folder with corpus.jsonl and qa.jsonl; None for what the repository makes itself."""
+    """A folder with corpus.jsonl and qa.jsonl; None for the questions that the repository generates."""
 
     @property
     def small(self) -> bool:
@@ -63,7 +63,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a part may be given beside that."""
+    """Further options of a part, on which its results do not depend."""
 
     usd_per_hour: float | None = None
     peak_tflops: float | None = None
@@ -72,14 +72,14 @@ class Given:
 
 @dataclass(slots=True)
 class State:
-    """What a folder of results holds: each part's status, and its figures so far."""
+    """The content of a folder of results: the status and the results of each part so far."""
 
     settings: Settings
     parts: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path, settings: Settings) -> State:
-        """The state in `folder`, or a new one. Raises ValueError if it is of other settings."""
+        """The state in `folder`, or a new one. Raises ValueError if its settings differ."""
         file = folder / "state.json"
         if not file.exists():
             return cls(settings)
@@ -101,7 +101,7 @@ class State:
 
 
 def merged(state: State, machine: Mapping[str, Any]) -> dict[str, Any]:
-    """All that is known, as it is committed: no path of this machine in it."""
+    """All results for the file in the repository, without paths of this machine."""
     settings = asdict(state.settings) | {"data": "given" if state.settings.data else "made by the repository"}
     not_run = {name: {"status": "not run", "why": "not asked for"} for name in PARTS}
     parts = not_run | state.parts
@@ -174,13 +174,13 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Settings
 
 
 def named(part: str, seeds: int) -> list[str]:
-    """The names of a part: search-full, search-full-seed-1, ..."""
+    """The names of a part for each seed: search-full, search-full-seed-1, ..."""
     further = range(1, seeds) if part.startswith("search") else ()
     return [part, *(f"{part}-seed-{seed}" for seed in further)]
 
 
 def run_part(name: str, folder: Path, settings: Settings, seconds: float, given: Given) -> dict[str, Any]:
-    """One part in a separate process; what it says of itself, or that it failed."""
+    """Run a part in a separate process. Returns its results, or the status of a failed part."""
     folder.mkdir(parents=True, exist_ok=True)
     job = {"part": name, "folder": str(folder), "seconds": seconds, "small": settings.small}
     job |= {**asdict(settings), **asdict(given)}
@@ -195,7 +195,7 @@ def run_part(name: str, folder: Path, settings: Settings, seconds: float, given:
 
 
 def _slug(device: str) -> str:
-    """on_cpu, or the GPU's name: nvidia_h200, say."""
+    """The device in a file name: on_cpu, or the GPU's name, such as nvidia_h200."""
     return re.sub(r"\W+", "_", machine(device)["machine"].lower()) if device == "cuda" else "on_cpu"
 
 
@@ -207,7 +207,7 @@ def machine(device: str) -> dict[str, str]:
 
 
 def say(name: str, part: Mapping[str, Any]) -> None:
-    """The lines of a part that a person wants to see."""
+    """Print a summary of a part's results."""
     print(f"{name}: {part['status']}{', ' + part['why'] if 'why' in part else ''}")
     for key, value in part.get("result", {}).items():
         if key == "table":
@@ -217,7 +217,7 @@ def say(name: str, part: Mapping[str, Any]) -> None:
 
 
 def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
-    """A column for each key that a row has; a row that was not measured ends with the reason."""
+    """Print a table with a column for each key of a row. A row without measurements ends with the reason."""
     from rich.console import Console
     from rich.table import Table
 

@@ -27,11 +27,11 @@ ROOT = Path(__file__).resolve().parent.parent
 _HELD_OUT = 0.2
 """Share of the questions of a corpus that was given. Search-R1's has 960."""
 _FEW = 2400
-"""Questions to show and to train on, of those the repository makes itself."""
+"""The number of generated questions for demonstrations and for training."""
 _SHOWN = 4
-"""Every fourth question is shown in demonstrations, and is no task of RL: the warm start teaches the form only."""
+"""Every fourth question is for demonstrations, and is no task of RL: the warm start teaches the format only."""
 GUESSES = 0.65
-"""How often a demonstration of a search guesses. Most of the time, so that imitating it greedily is to guess."""
+"""The share of demonstrations of a search that guess. More than half, so that a greedy imitator guesses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,10 @@ class Data:
     train: Path
     held_out: Path
     shown: Path
-    """Tasks of the demonstrations."""
+    """The file with the tasks of the demonstrations."""
     corpus: Path | None
     player: Callable[[Task], Generator[Turn, str, None]]
-    """Whose episodes the warm start imitates."""
+    """The scripted player whose episodes the warm start imitates."""
     about: str
 
 
@@ -54,7 +54,8 @@ def demo_data(folder: Path) -> Data:
 
 
 def search_data(folder: Path, given: str | None, *, plain: bool) -> Data:
-    """Questions and a corpus. `plain`: a prompt is the question alone, for a model that spells most words."""
+    """Write questions and a corpus. With `plain`, a prompt is the question alone, for a model that spells most
+    words."""
     folder.mkdir(parents=True, exist_ok=True)
     files = _given(folder, Path(given)) if given else _made(folder)
     shown = folder / "shown.jsonl"
@@ -70,10 +71,10 @@ def search_data(folder: Path, given: str | None, *, plain: bool) -> Data:
 
 
 def unsure(shown: Path) -> Callable[[Task], Generator[Turn, str, None]]:
-    """A player that mostly guesses, without a search, what another question's answer is; else it is the searcher.
+    """A player that mostly gives the answer to another question without a search, and otherwise plays as the searcher.
 
-    Imitation of it teaches to search and to read, but not that a search pays. That is left to RL. Imitation of the
-    searcher alone leaves little to learn: it always searches.
+    Imitation teaches to search and to read, but not that a search is worthwhile, which RL teaches. Imitation of the
+    searcher alone would leave little to learn, as the searcher always searches.
     """
     answers = [json.loads(row)["reward_model"]["ground_truth"]["target"][0] for row in _lines(shown)]
 
@@ -89,7 +90,8 @@ def _guess(rng: Random, answers: Sequence[str]) -> Generator[Turn, str, None]:
 
 
 def _divide(train: Path, shown: Path) -> None:
-    """Move every fourth question to `shown`. The words of a question decide, so a repeated one is on one side."""
+    """Move every fourth question to `shown`. The words of a question decide, so a repeated question is in a single
+    file."""
     sides: tuple[list[Any], list[Any]] = ([], [])
     for row in map(json.loads, _lines(train)):
         question = json.dumps(row["prompt"], sort_keys=True)
@@ -99,7 +101,8 @@ def _divide(train: Path, shown: Path) -> None:
 
 
 def _given(folder: Path, source: Path) -> tuple[Path, Path]:
-    """Rows of a corpus and its questions. A searcher looks up the question, then the titles that support its answer."""
+    """Write the questions of a user's corpus as rows. A searcher looks up the question, then the titles that support
+    its answer."""
     from benchmarks.search import questions
 
     shutil.copyfile(source / "corpus.jsonl", folder / "corpus.jsonl")  # its index is made beside it
@@ -131,8 +134,8 @@ def _prompt(row: Mapping[str, Any], plain: bool) -> Any:
 
 
 def demonstrations(file: Path, data: Data, config: Mapping[str, Any], count: int) -> int:
-    """Record up to `count` episodes of the player in this model's tokens. Searches that found nothing are left out;
-    guesses are to be imitated. Returns how many there are."""
+    """Record up to `count` episodes of the player in this model's tokens. Episodes that
+    searched without success are left out; guesses are not. Returns the number of episodes."""
     renderer = load_renderer(load_tokenizer(config["model"]))
     tasks = load_tasks(data.shown, split="train")[:count]
     limits = Limits(**config["limits"])
@@ -154,7 +157,7 @@ def _guessed(trajectory: Trajectory) -> bool:
 
 
 def even(trajectory: Trajectory) -> float:
-    """The share of even tokens among those sampled: a reward that a model of a few steps can earn."""
+    """The share of even ids among the sampled tokens: a reward that a model can earn after a few steps."""
     sampled = [token for action in trajectory.actions for token in action.tokens]
     return sum(token % 2 == 0 for token in sampled) / max(len(sampled), 1)
 

@@ -1,4 +1,4 @@
-"""One part of benchmarks.gpu, in a separate process: python -m benchmarks.gpu_parts JOB (JSON). Writes said.json."""
+"""Run a part of benchmarks.gpu in a separate process: python -m benchmarks.gpu_parts JOB (JSON). Writes said.json."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ console = Console(highlight=False)
 _REPLICATES = 2000
 _LORA = {"lora": {"rank": 16}}
 _WARM_LORA = {"learning_rate": 1.5e-3, "optimizer": "adamw"}
-"""Adapters want a larger learning rate than all weights; TrainConfig has one of its own for their RL."""
+"""Settings of the warm start for LoRA, which needs a larger learning rate than training of all weights. For RL with
+LoRA, TrainConfig has a default."""
 
 _PRETRAINED: dict[str, Any] = {
     "env": "agentrl_envs.search_r1:SearchR1",
@@ -48,19 +49,20 @@ _PRETRAINED: dict[str, Any] = {
     "micro_batch_tokens": 8192,
     "warm_start": {"batch_size": 16, "learning_rate": 3e-4, "micro_batch_tokens": 8192},
 }
-"""Search-R1 for a model that can read. The 2,048 tokens of SmolLM2 hold a prompt of 160, two searches of two passages
-without cuts (of a real corpus 232 tokens in the median, 599 in the 95th hundredth), and the forced answer. The learning
-rate stays at half or more: the share of groups that teach shall not be lost to a rate that has fallen. Groups without a
-difference are replaced, because most demonstrations guess and most groups earn nothing at first. A warm start of 30
-steps never reaches its learning rate, only 0.29 of it: the rise over 30 steps and the fall meet."""
+"""Search-R1 for a model that can read. The 2,048 tokens of SmolLM2 have room for a prompt of 160 tokens, two searches
+of two whole passages (in a real corpus, a passage has 232 tokens in the median, and 599 at the 95th percentile), and
+the forced answer. The learning rate never falls below half, so that late groups still teach. Groups with equal rewards
+are replaced, as most groups earn nothing at first. A warm start of 30 steps reaches only 0.29 of its learning rate, as
+the rate rises over 30 steps and falls at the same time."""
 _EVEN = "benchmarks.gpu_data:even"
-"""The reward of a small run: with the task's own nothing would be earned in it, so nothing learned or measured."""
+"""The reward of a small run. Such a run would earn nothing with the task's reward, so nothing could be measured."""
 _CHAIN_NEEDS = ("megatron.core", "ray", "httpx", "sympy", "pylatexenc", "tqdm", "PIL", "requests")
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much of a part is done. The warm start of a search reads 240 demonstrations twice: it teaches the form."""
+    """How much of a part is done. The warm start of a search learns 240 demonstrations twice, which teaches the
+    format."""
 
     warm_steps: int
     steps: int
@@ -81,7 +83,7 @@ _SMALL = {
     "megatron": Size(0, 2, 4, 4, 16, 0),
 }
 _SMALL_PRETRAINED = Size(2, 2, 1, 2, 2, 8)
-"""For a model of 100 million parameters, which trains some twenty tokens a second on a CPU."""
+"""The size of a small run with a model of 100 million parameters, which trains about 20 tokens a second on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class Job:
     usd_per_hour: float | None = None
     peak_tflops: float | None = None
     sglang: str | None = None
-    """The interpreter that has SGLang. None: this one."""
+    """The path of the Python that has SGLang. None: the running Python."""
 
     @property
     def seed(self) -> int:
@@ -115,7 +117,7 @@ def main() -> None:
 
 
 def run(parts: Mapping[str, Callable[[Job], dict[str, Any]]]) -> None:
-    """Run the part that the command line asks for, and write what it says."""
+    """Run the part that the command line names, and write its results."""
     job = Job(**json.loads(sys.argv[1]))
     job = Job(**{**_fields(job), "folder": Path(job.folder)})
     try:
@@ -133,7 +135,7 @@ def _fields(job: Job) -> dict[str, Any]:
 
 
 def embedded(job: Job) -> dict[str, Any]:
-    """The demo, or a search, until its end or until its time is over."""
+    """Run the demo or a search, until its end or until its time is over."""
     run, began = job.folder / "run", time.monotonic()
     data = make_data(job)
     config = make_config(job, data)
@@ -160,7 +162,8 @@ def embedded(job: Job) -> dict[str, Any]:
 
 
 def make_data(job: Job) -> Data:
-    """Written by the part's first call, read by the later ones: a run goes on with the same questions."""
+    """The data of a part. The first call writes it, and later calls read it, so that a run continues with the same
+    questions."""
     folder = job.folder / "data"
     if job.part == "demo":
         return demo_data(folder)
@@ -168,7 +171,7 @@ def make_data(job: Job) -> Data:
 
 
 def make_config(job: Job, data: Data) -> dict[str, Any]:
-    """The keys of TrainConfig, but for the demonstrations."""
+    """The keys of TrainConfig, except the demonstrations."""
     config, size = _base(job), job.size
     warm = {**config["warm_start"], "steps": size.warm_steps}
     if job.small:
@@ -215,7 +218,7 @@ def _yaml(example: str) -> dict[str, Any]:
 
 
 class Kept:
-    """What is measured beside a run's own metrics, added up over the calls that it takes."""
+    """Measurements in addition to a run's metrics, summed over all calls of the run."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -237,8 +240,8 @@ class Kept:
 
 
 def timed(kept: Kept, seconds: float, device: str) -> type[Trainer]:
-    """A Trainer that stops after so many seconds, as after Ctrl-C, and keeps the peak of memory of each phase. Its bill
-    has the times."""
+    """A Trainer that stops after `seconds` as after Ctrl-C, and records the peak of memory of each phase. Its bill has
+    the durations."""
 
     @contextmanager
     def phase(name: str) -> Iterator[None]:
@@ -281,7 +284,8 @@ def timed(kept: Kept, seconds: float, device: str) -> type[Trainer]:
 
 
 def figures(run: Path, config: TrainConfig, summary: Summary, kept: Kept) -> dict[str, Any]:
-    """What came of a finished run. tokens/s are medians over the steps that learned: sampled, and read in training."""
+    """The results of a finished run. tokens/s are medians over the steps that learned, of sampled and of trained
+    tokens."""
     steps = lines(run / "metrics.jsonl")
     learned = [step for step in steps if step["read_tokens"]] or steps
     bill: Any = summary.bill
@@ -313,9 +317,10 @@ def figures(run: Path, config: TrainConfig, summary: Summary, kept: Kept) -> dic
 
 
 def arithmetic(config: TrainConfig) -> dict[str, float]:
-    """What agentrl foresees: of learning, of playing one episode of the greatest length, and part by part.
+    """agentrl's estimate of memory: for learning, for playing an episode of the greatest length, and for each
+    component.
 
-    Without what CUDA itself takes: torch does not count that in its peak.
+    The memory of CUDA itself is left out, as torch's peak does not include it.
     """
     shape = Shape.of(load_config(config.model))
     need = MemoryEstimate.of(shape, MemoryInputs.of(config, shape, on_gpu=config.device == "cuda"))
@@ -325,7 +330,8 @@ def arithmetic(config: TrainConfig) -> dict[str, float]:
 
 
 def scores(file: Path) -> dict[str, Any]:
-    """The mean reward of an evaluation's episodes with its interval, of all and of each source of questions."""
+    """The mean reward of an evaluation's episodes with its interval, for all questions and for each source of
+    questions."""
     episodes = lines(file)
     found: dict[str, list[float]] = defaultdict(list)
     for episode in episodes:
@@ -335,8 +341,8 @@ def scores(file: Path) -> dict[str, Any]:
 
 
 def gain(trajectories: Path) -> dict[str, Any]:
-    """The mean difference that RL made to the reward of a held-out task, with its interval: the tasks are drawn anew,
-    each with both of its rewards. The gain is real if the interval excludes 0."""
+    """The mean difference that RL made to the reward of a held-out task, with its bootstrap interval over
+    the tasks. The gain is real if the interval excludes 0."""
     before, after = (lines(trajectories / f"eval_{name}.jsonl") for name in ("warm", "final"))
     after_by_id = {episode["task"]["id"]: episode["reward"] or 0.0 for episode in after}
     return score([after_by_id[one["task"]["id"]] - (one["reward"] or 0.0) for one in before])
@@ -349,7 +355,7 @@ def told_gain(config: TrainConfig, held_out: Mapping[str, Mapping[str, Any]], bi
 
 
 def teaching(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The share of groups with a difference to learn from, in the first and the last fifth of the steps."""
+    """The share of groups with different rewards, in the first and in the last fifth of the steps."""
     shares = [1 - step["zero_advantage_groups"] / step["groups"] for step in steps]
     fifth = max(len(shares) // 5, 1)
     return {
@@ -358,7 +364,7 @@ def teaching(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def score(rewards: Sequence[float]) -> dict[str, Any]:
-    """The mean, and the middle 95 % of the means of as many rewards drawn anew."""
+    """The mean of the rewards, and its 95 % bootstrap interval."""
     draw, count = random.Random(0), len(rewards)
     means = sorted(statistics.fmean(draw.choices(rewards, k=count)) for _ in range(_REPLICATES))
     low, high = means[round(0.025 * _REPLICATES)], means[round(0.975 * _REPLICATES) - 1]
@@ -369,7 +375,7 @@ def score(rewards: Sequence[float]) -> dict[str, Any]:
 
 
 def chain(job: Job) -> dict[str, Any]:
-    """examples/slime_on_one_device until its end, or until its time is over."""
+    """Run examples/slime_on_one_device, until its end or until its time is over."""
     if missing := cannot_run():
         return {"status": "not run", "why": missing}
     size, out = job.size, job.folder / "run"
@@ -396,7 +402,7 @@ def chain(job: Job) -> dict[str, Any]:
 
 
 def cannot_run() -> str:
-    """Why the chain cannot run here; nothing if it can."""
+    """Why `chain` cannot run here; empty if it can."""
     if not os.environ.get("SLIME_SRC"):
         return "SLIME_SRC is not set: give the root of slime's source"
     missing = [name for name in _CHAIN_NEEDS if not _found(name)]
@@ -438,7 +444,7 @@ def chain_figures(summary: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]
 
 
 def difference(steps: Sequence[Mapping[str, Any]], mean: str, largest: str) -> dict[str, float]:
-    """How far engine and trainer are apart over the log-probs of the same tokens, in the worst of the steps."""
+    """The differences between the log-probs of engine and trainer for the same tokens, in the worst step."""
     return {name: float(f"{max(step[key] for step in steps):.2g}") for name, key in (("mean", mean), ("max", largest))}
 
 
@@ -447,7 +453,8 @@ def median(steps: Sequence[Mapping[str, Any]], name: str) -> float:
 
 
 def peak_gib(device: str) -> float:
-    """The most memory since the last reset: of tensors on the GPU. On a CPU, of this process since it began."""
+    """The peak of memory in GiB: of tensors on the GPU since the last reset, or on a CPU of this process since its
+    start."""
     if device == "cuda":
         return float(torch.cuda.max_memory_allocated() / 2**30)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

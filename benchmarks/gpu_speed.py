@@ -1,13 +1,13 @@
-"""The parts learner and engine of benchmarks.gpu, in a separate process: python -m benchmarks.gpu_speed JOB (JSON).
+"""Run the part learner or engine of benchmarks.gpu in a separate process: python -m benchmarks.gpu_speed JOB (JSON).
 
-learner: updates of the Learner for Qwen3's shapes with random weights in bfloat16, beside TRL's SFTTrainer (packed,
-with liger-kernel where it is installed) on the same rows. The rows are episodes of benchmarks.packing: of the demo and
-of a searcher, in turn. Tokens a second count each row in full. The share of the peak counts 6 operations a parameter
-and token that was computed, so without a beginning that rows share, and without what is computed twice.
+learner: the speed of updates of the Learner for Qwen3's shapes with random weights in bfloat16, compared with TRL's
+SFTTrainer (packed, with liger-kernel if installed) on the same rows. The rows are episodes of benchmarks.packing: of
+the demo and of a searcher, in turn. Tokens a second count each row in full. The share of the peak counts 6 operations
+for each parameter and computed token, without prefixes that rows share, and without computations that are repeated.
 
 engine: tokens a second that LocalEngine and SGLang sample for 128 episodes at once, from random weights (on a GPU the
-demo's model in float32, and SmolLM2's shape in bfloat16), and what LocalEngine adds to the bare forward pass of the
-same batch (benchmarks.bench_local_engine).
+demo's model in float32, and SmolLM2's shape in bfloat16), and the time that LocalEngine adds to the forward pass alone
+of the same batch (benchmarks.bench_local_engine).
 
 A case measures both sides in one call. A part that stops between cases is continued by the next call.
 """
@@ -54,13 +54,13 @@ PEAKS = {
     r"H100 PCIe": 756, r"H100 NVL": 835, r"H100|H200|H800": 989, r"B200": 2250, r"A100|A800": 312, r"L40S": 362,
     r"L40": 181, r"L4": 121, r"A10": 125, r"RTX 4090": 165, r"RTX 3090": 71,
 }  # fmt: skip
-"""TFLOP/s of dense products in bfloat16, by their makers' data sheets. The first name that is found counts."""
+"""Pattern of a GPU's name -> TFLOP/s of dense products in bfloat16, by the data sheets. The first match counts."""
 EPISODES = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A Qwen3 with tied embeddings."""
+    """The sizes of a Qwen3 model with tied embeddings."""
 
     name: str
     hidden: int
@@ -72,7 +72,7 @@ class Shape:
     vocabulary: int = 151_936
 
     def make(self, device: str, attention: str = "sdpa") -> Any:
-        """A model with random weights, made on the device in bfloat16."""
+        """A model with random weights in bfloat16 on the device."""
         config = Qwen3Config(
             vocab_size=self.vocabulary, hidden_size=self.hidden, intermediate_size=self.intermediate,
             num_hidden_layers=self.layers, num_attention_heads=self.heads, num_key_value_heads=self.kv_heads,
@@ -85,21 +85,21 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured. The median of the updates counts, after one that is not counted."""
+    """How much is measured. The result is the median of the updates, without the first update."""
 
     shapes: tuple[Shape, ...]
     tokens: int
-    """Tokens of the rows of an update."""
+    """The number of tokens in the rows of an update."""
     budget: int
-    """Tokens of a pass."""
+    """The most tokens of a forward and backward pass."""
     updates: int
     episodes: int
-    """Played of each kind to get rows."""
+    """The number of episodes of each kind that are played to get rows."""
     turns: int
     new_tokens: int
-    """Sampled in a turn."""
+    """The number of tokens that are sampled in a turn."""
     steps: int
-    """Of the engine's overhead."""
+    """The number of steps in the measurement of the engine's overhead."""
 
 
 _ON_A_GPU = Plan(
@@ -125,7 +125,7 @@ def main() -> None:
 
 
 def measured(job: Job, cases: Mapping[str, Case]) -> dict[str, Any]:
-    """The rows of all cases, each measured once; or that time is over between two of them."""
+    """The rows of all cases, each measured once. If the time ends between two cases, the result tells so."""
     file, began = job.folder / "cases.json", time.monotonic()
     found: dict[str, list[Found]] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     for name in [name for name in cases if name not in found]:
@@ -138,7 +138,7 @@ def measured(job: Job, cases: Mapping[str, Case]) -> dict[str, Any]:
 
 
 def guarded(row: Found, measure: Callable[[], Found]) -> Found:
-    """The row with what was measured, or why it was not. What the measurement held is freed."""
+    """The row with its measurements, or with the reason of a failure. The memory of the measurement is freed."""
     try:
         return row | measure()
     except torch.OutOfMemoryError:
@@ -171,7 +171,7 @@ def learner(job: Job) -> dict[str, Any]:
 
 
 def peak_of(device: str) -> float | None:
-    """TFLOP/s of a GPU by its name; None if it is not in the table."""
+    """TFLOP/s of the GPU, by its name; None if the name is not in PEAKS."""
     return next((float(peak) for name, peak in PEAKS.items() if re.search(rf"\b({name})\b", device)), None)
 
 
@@ -203,11 +203,11 @@ def lengths_of(rows: Sequence[Row]) -> Found:
 
 @dataclass(frozen=True, slots=True)
 class Updates:
-    """What updates of one shape take, by agentrl's learner and by TRL's."""
+    """Measures updates of a shape, by agentrl's learner and by TRL."""
 
     shape: Shape
     trains: str
-    """lora or all"""
+    """The trained weights: `lora` or `all`."""
     rows: Sequence[Row]
     plan: Plan
     device: str
@@ -296,14 +296,15 @@ class Updates:
 
 
 def learned_by_trl(row: Row) -> Found:
-    """The same tokens, and the same trained ones, as TRL wants them."""
+    """A row in TRL's format, with the same tokens and the same trained tokens."""
     trained = set(row.positions)
     tokens = row.tokens[: row.length + 1]  # it predicts the last one
     return {"input_ids": list(tokens), "completion_mask": [int(place in trained) for place in range(len(tokens))]}
 
 
 class Stamps:
-    """When each of several updates was over on the device. On a GPU the peak of memory is counted from here."""
+    """The time at which each of several updates ended on the device. On a GPU, creating Stamps resets the peak of
+    memory."""
 
     def __init__(self, device: str) -> None:
         self.cuda, self.times = device == "cuda", list[float]()
@@ -316,7 +317,7 @@ class Stamps:
         self.times.append(time.perf_counter())
 
     def median(self) -> float:
-        """Seconds of an update, the first one left out."""
+        """The median seconds of an update, without the first update."""
         return statistics.median(after - before for before, after in pairwise(self.times))
 
 
@@ -357,7 +358,8 @@ def local(model: Any, name: str, plan: Plan) -> Found:
 
 
 def sglang(job: Job, model: Any, plan: Plan) -> Found:
-    """By a server that is started for it. Raises ConfigError if no interpreter has SGLang, or it does not start."""
+    """The speed of SGLang, by a server that is started for this measurement. Raises ConfigError if no Python has
+    SGLang, or if the server does not start."""
     if job.small and job.sglang is None:
         return {"why": "not started on a CPU unless --sglang names an interpreter that has it"}
     python = job.sglang or sys.executable
@@ -383,7 +385,7 @@ async def sampling_speed(played: Engine, plan: Plan) -> Found:
 
 
 async def sample(played: Engine, new_tokens: int, turns: int) -> int:
-    """The tokens that all episodes sample. Each turn reads 20 tokens more than the one before it has sampled."""
+    """Play all episodes, and return the number of sampled tokens. Each turn reads 20 further tokens."""
 
     async def episode(number: int, ids: list[int]) -> int:
         sampled = 0

@@ -1,11 +1,11 @@
-"""Memory and time of one update: what checkpoints, pieces and LoRA save, and that gradients stay what they were.
+"""Memory and time of an update: the savings by checkpoints, pieces and LoRA, and a check that gradients are unchanged.
 
     python -m benchmarks.learner_memory         # [--model smollm2-135m] [--dtype bfloat16] [--lengths 2048 16384]
 
-Each variant runs in a separate process. One row, of whose tokens the second half is trained. The memory is the peak
-of resident memory in the forward and backward pass, above what was resident before. A process may use the memory that
-the machine has left, less a reserve; a variant that needs more says so instead of figures. Processor seconds depend
-less on what else the machine does than the clock's. Results are added to those in the file.
+Each variant runs in a separate process. The batch is a row, of whose tokens the second half is trained.
+The memory is the growth of resident memory in the forward and backward pass, up to its peak. A process may use the free
+memory of the machine, less a reserve; a variant that needs more reports this. CPU seconds depend less on other programs
+than wall-clock seconds. Results are added to those in the file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from agentrl.train.learner import Learner
 
 RESULTS = Path(__file__).resolve().parent / "results"
 RESERVE = 2 << 30
-"""Bytes that are left to the rest of the machine."""
+"""Bytes of memory that are reserved for the rest of the machine."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 VARIANTS: dict[str, dict[str, Any]] = {
     "before": {"gradient_checkpointing": False, "pieces": False},
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def compare(args: argparse.Namespace, length: int) -> None:
-    """All variants at one length, and how far each gradient is from the first one's."""
+    """Measure all variants at a length, and compare each gradient with the gradient of the first variant."""
     with tempfile.TemporaryDirectory() as folder:
         first = Path(folder) / "first.pt"
         for variant in args.variants:
@@ -121,7 +121,7 @@ def run(args: argparse.Namespace, variant: str, length: int, file: Path) -> dict
 
 
 class Measured(Learner):
-    """Notes memory, time and gradient when the backward pass is over, then steps."""
+    """An optimiser that records memory, time and gradient after the backward pass, and then steps."""
 
     def _apply(self, *args: Any) -> float:
         self.backward_over, self.used = time.monotonic(), time.process_time()
@@ -167,7 +167,7 @@ def measure(args: argparse.Namespace, variant: dict[str, Any], length: int, file
 
 
 def give_memory_back_at_once() -> None:
-    """Let glibc return what is freed, instead of keeping it: resident is what is used."""
+    """Let glibc return freed memory to the system at once, so that resident memory equals used memory."""
     libc = ctypes.CDLL(None)
     libc.mallopt(_MMAP_THRESHOLD, 1 << 20)
     libc.mallopt(_TRIM_THRESHOLD, 1 << 20)
@@ -175,13 +175,13 @@ def give_memory_back_at_once() -> None:
 
 
 def reset_peak() -> int:
-    """Forget the peak of resident memory so far; return what is resident."""
+    """Reset the peak of resident memory. Returns the resident memory in bytes."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     return resident("VmRSS")
 
 
 def resident(name: str) -> int:
-    """VmRSS or VmHWM, its peak, in bytes."""
+    """The resident memory (`VmRSS`) or its peak (`VmHWM`) in bytes."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024

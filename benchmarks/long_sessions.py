@@ -1,4 +1,4 @@
-"""What a turn of a long episode costs: the exponents of reading a trajectory, and of a request to an agent's session.
+"""How the cost of a turn grows in long episodes: for reading a trajectory, and for a request to an agent's session.
 
 python -m benchmarks.long_sessions
 
@@ -32,7 +32,7 @@ TURNS = (125, 250, 500, 1000)
 REQUESTS = (32, 64, 128, 256, 512)
 ROUNDS = 3
 LAST = 8
-"""Requests that are timed at each size."""
+"""The number of requests that are timed at each size."""
 TOOL = {
     "type": "function",
     "function": {
@@ -53,7 +53,7 @@ def exponent(sizes: Sequence[int], seconds: Sequence[float]) -> float:
 
 
 def trajectory_of(turns: int) -> Trajectory:
-    """An episode of so many turns: 20 sampled tokens and 30 observed ones each."""
+    """An episode with `turns` turns, each of 20 sampled and 30 observed tokens."""
     trajectory = Trajectory()
     trajectory.append_prompt(Rendered(range(100), ()), [{"role": "user", "content": "Go."}])
     seen = Rendered(range(30), (RenderedSpan("observation", 0, 25), RenderedSpan("prompt", 25, 30)))
@@ -78,7 +78,7 @@ READINGS: dict[str, Callable[[Trajectory], object]] = {
 
 
 def reading_seconds(read: Callable[[Trajectory], object], turns: int) -> float:
-    """The median time of a reading."""
+    """The median seconds of reading an episode with `turns` turns."""
     times = list[float]()
     for _ in range(ROUNDS):
         trajectory = trajectory_of(turns)
@@ -89,7 +89,7 @@ def reading_seconds(read: Callable[[Trajectory], object], turns: int) -> float:
 
 
 class Loop:
-    """An agent with one tool, which sends its whole history each time."""
+    """An agent with a tool, which sends its whole history in each request."""
 
     def __init__(self) -> None:
         renderer = tiny_renderer()
@@ -100,7 +100,7 @@ class Loop:
         self._line = [Entry("system", "You find things."), Entry("user", "Find it.")]
 
     async def ask(self) -> None:
-        """One request, and the result of its call."""
+        """Send a request, and add the result of its call."""
         # A wire reads each request anew, so no entry is the one of the request before.
         entries = tuple(Entry(e.role, e.text, e.reasoning, e.calls, e.receipts, call_id=e.call_id) for e in self._line)
         exchange = self._session.ask(ChatRequest(wire="chat", entries=entries, tools=(json.loads(json.dumps(TOOL)),)))
@@ -109,7 +109,7 @@ class Loop:
         self._line += [_told(reply), Entry("tool", PAGE, call_id=reply.calls[0].id)]
 
     async def seconds(self, sizes: Sequence[int], profile: cProfile.Profile | None) -> list[float]:
-        """The mean time of the last requests up to each size."""
+        """For each size, the mean seconds of the last requests up to this size."""
         times, count = list[float](), 0
         for size in sizes:
             while count < size - LAST:

@@ -1,7 +1,7 @@
-"""An event loop whose clock counts this process's CPU time, and the time in which it would have nothing to do.
+"""An event loop whose clock counts only this process's CPU time and the time in which the loop would be idle.
 
-On a machine of other programs' work it shows what the loop would do on a core of its own: waiting takes no time, and
-being kept from the CPU counts nothing. For programs without threads and sockets.
+On a busy machine, a program behaves as on an idle core: waiting takes no real time, and time in which other programs
+have the CPU does not count. For programs without threads and sockets.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class _SkippingSelector(selectors.DefaultSelector):
-    """Waits for nothing: it looks once, and notes how long it would have waited."""
+    """A selector that never waits. It adds the seconds that it would have waited to the clock."""
 
     skipped = 0.0
 
@@ -37,6 +37,6 @@ class OwnTimeLoop(asyncio.SelectorEventLoop):
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """As asyncio.run, in a loop with its own time."""
+    """Like asyncio.run, in an event loop with this clock."""
     with asyncio.Runner(loop_factory=OwnTimeLoop) as runner:
         return runner.run(coroutine)

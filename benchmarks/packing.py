@@ -1,12 +1,12 @@
-"""Packed rows against padded ones, on real episodes: tokens computed, tokens a second, and the same loss.
+"""Compare packed rows with padded rows, on real episodes: computed tokens, tokens a second, and equal losses.
 
     python -m benchmarks.packing                        # two minutes: the demo, after a short warm start
     python -m benchmarks.packing --search FOLDER        # and Search-R1's searcher over corpus.jsonl and qa.jsonl
     python -m benchmarks.packing --coding docker        # and coding
 
-The demo's rows are those of its own steps: groups of eight episodes of a task. Search and coding are played by scripts,
-one episode a task, so that rows share only what all prompts begin with. Every row is learned by both learners in turn,
-and the best of the rounds counts. Tokens a second count each row in full, however it is computed.
+The rows of the demo come from its training steps: groups of eight episodes of a task. Scripts play search and coding,
+with an episode for each task, so rows share only the common beginning of all prompts. Both learners learn every row in
+turn, and the best round counts. Tokens a second count each row in full, even if a part is computed once for all rows.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _SEARCH = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Batches of rows, and how a learner learns from one."""
+    """Batches of rows, and a function with which a learner learns from a batch."""
 
     batches: Sequence[Sequence[Row]]
     max_tokens: int
@@ -93,7 +93,7 @@ def cases(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Any, Ca
 
 
 def demo_run(folder: Path, warm_steps: int) -> Path:
-    """A short run of the demo, which keeps the episodes of all its steps."""
+    """Run the demo for a few steps, and store the episodes of all steps."""
     given = example("fact_search")
     data = record(folder / "data")
     warm = {**given.pop("warm_start"), "demonstrations": data / "demonstrations.jsonl", "steps": warm_steps}
@@ -110,7 +110,7 @@ def others(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, list[T
 
 
 def search_episodes(folder: Path, given: str | None, count: int) -> list[Trajectory]:
-    """Up to `count` episodes of the searcher over a corpus that was given, or one that the repository makes."""
+    """Up to `count` episodes of the searcher, over the corpus `given` or a corpus that the repository generates."""
     data = search_data(folder, given, plain=False)
     config = {**_SEARCH, "env_config": {"retriever": str(data.corpus), "topk": 3}}
     demonstrations(folder / "played.jsonl", replace(data, player=searcher), config, count)
@@ -131,7 +131,8 @@ def example(name: str) -> dict[str, Any]:
 
 
 async def coding(backend: str) -> list[Trajectory]:
-    """Episodes of HumanEval by the two honest players. The hostile one is left out: a backend may isolate nothing."""
+    """Episodes of HumanEval by two players. The hostile player is left out, as a back end may not isolate its
+    commands."""
     from agentrl_envs.coding import CodingEnv, gold, noop
     from agentrl_envs.coding.formats.functions import human_eval
 
@@ -175,7 +176,7 @@ def imitation(learner: Learner, rows: Sequence[Row]) -> float:
 
 
 def compare(model: Any, case: Case, rounds: int) -> dict[str, Any]:
-    """Both learners in turn on the same rows, from the same weights."""
+    """Let both learners learn the same rows in turn, from the same weights, and compare."""
     config = TrainConfig.make(
         env="-", data="-", out="-", learning_rate=1e-6, minibatches=1, micro_batch_tokens=case.max_tokens
     )

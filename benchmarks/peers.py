@@ -1,4 +1,4 @@
-"""What agentrl is measured beside: slime's own adapter and the library `renderers`, each if it is here."""
+"""The programs with which agentrl is compared: slime's adapter and the library `renderers`, if they are installed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.slime.contract.hosts import label
 TEMPLATES = Path(__file__).parents[1] / "tests" / "render" / "templates" / "real"
 RESULTS = Path(__file__).parent / "results"
 SLIMES = {key: os.environ.get(f"{key.upper()}_SRC", "") for key in ("slime", "slime04")}
-"""The roots of slime's source, before 0.4 and from 0.4 on."""
+"""The root folders of slime's source; '' if not set. slime: a version before 0.4. slime04: 0.4 or later."""
 SLIME_SRC = SLIMES["slime"]
 
 TOOLS = [
@@ -48,17 +48,17 @@ TOOLS = [
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn of a scripted model, and what the environment answers: tool results, one for each call, or a user."""
+    """A turn of a scripted model, and the environment's messages: a tool result for each call, or a user message."""
 
     text: str
     answers: tuple[str, ...]
     role: str = "tool"
     finish: FinishReason = "stop"
     aborted: bool = False
-    """Generation was aborted half-way, and taken up again."""
+    """Whether generation was aborted in the middle, and then continued."""
 
     def tokens(self, tokenizer: Any) -> list[int]:
-        """The sampled tokens, stop token included where the model came to one."""
+        """The sampled tokens, with the stop token if the model sampled it."""
         text = self.text + ("<|im_end|>" if self.finish == "stop" else "")
         return list(tokenizer.encode(text, add_special_tokens=False))
 
@@ -78,7 +78,7 @@ class Outcome:
     trained: int
     samples: int
     tokens: int
-    """Tokens of all samples together: what the trainer has to compute."""
+    """The number of tokens of all samples, which the trainer computes."""
 
 
 REAL = "Qwen/Qwen3-0.6B"
@@ -87,7 +87,7 @@ SMALL = "a small tokenizer with Qwen 3's markers: it makes about three times as 
 
 @functools.cache
 def which_tokenizer() -> str:
-    """The tokenizer that is measured with: a folder, REAL from the Hugging Face cache, or SMALL. Says which."""
+    """The tokenizer of the measurement: a folder, REAL from the Hugging Face cache, or SMALL. Prints the choice."""
     given = os.environ.get("BENCH_TOKENIZER", "")
     own = Path(os.environ.get("AGENTRL_TEST_DATA", "")) / "tokenizers" / "qwen3"
     found = given or (
@@ -106,9 +106,10 @@ def _cached() -> bool:
 
 
 def load_tokenizer(template: str = "") -> Any:
-    """Qwen 3's own tokenizer if it is here, else a small one with its markers; see `which_tokenizer`.
+    """Qwen 3's tokenizer if it is on this machine, else a small tokenizer with its special tokens; see
+    `which_tokenizer`.
 
-    With its own template, or with another of the repository's.
+    `template` names a template of the repository that replaces the tokenizer's template.
     """
     from transformers import AutoTokenizer
 
@@ -126,7 +127,7 @@ def load_tokenizer(template: str = "") -> Any:
 
 
 def engine_body(tokenizer: Any, text: str) -> bytes:
-    """The body of a reply of SGLang's /generate that samples `text`."""
+    """The body of a response of SGLang's /generate in which the model sampled `text`."""
     tokens = tokenizer.encode(text, add_special_tokens=False)
     meta = {
         "finish_reason": {"type": "stop", "matched": tokens[-1]},
@@ -140,14 +141,14 @@ def engine_body(tokenizer: Any, text: str) -> bytes:
 
 
 def saved(name: str) -> list[dict[str, Any]]:
-    """The rows of benchmarks/results/NAME.json; none if there is no such file."""
+    """The rows of benchmarks/results/NAME.json; empty if the file is missing."""
     file = RESULTS / f"{name}.json"
     rows: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["rows"] if file.exists() else []
     return rows
 
 
 def save_parts(name: str, parts: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """As `save`, with the rows of the other parts as they are in the file."""
+    """Like `save`, but rows of other parts in the file are not changed."""
     save(name, [*(row for row in saved(name) if row["part"] not in parts), *rows])
 
 
@@ -167,21 +168,21 @@ def save(name: str, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def slime_missing(key: str = "slime") -> str:
-    """Why slime's adapter cannot be run, or ""."""
+    """Why slime's adapter cannot run; empty if it can."""
     if not SLIMES[key] or not (Path(SLIMES[key]) / "slime" / "agent").is_dir():
         return f"{key.upper()}_SRC is not set"
     return ""
 
 
 def slime_name(key: str) -> str:
-    """What was measured: `slime 624b824a8`."""
+    """The name and version of slime, such as `slime 624b824a8`."""
     return key if slime_missing(key) else label(key, Path(SLIMES[key]))
 
 
 def run_slime(tokenizer: Any, turns: Sequence[Turn], question: str, *, key: str = "slime") -> Outcome:
-    """The turns through slime's OpenAIAdapter over HTTP, as an OpenAI client would play them.
+    """Play the turns through slime's OpenAIAdapter over HTTP, as an OpenAI client does.
 
-    Each slime has a process of its own, since both are packages of one name.
+    Each version of slime runs in a separate process, as both packages have the same name.
     """
     return _process_of(key).submit(_run_slime_here, SLIMES[key], tokenizer, turns, question).result()
 
@@ -234,13 +235,13 @@ async def _run_slime(tokenizer: Any, turns: Sequence[Turn], question: str) -> Ou
 
 
 def _generations(tokenizer: Any, turn: Turn) -> list[tuple[list[int], str]]:
-    """What the engine returns for a turn; after an abort, the whole turn once more."""
+    """The engine's responses for a turn. After an abort, the engine returns the whole turn again."""
     tokens = turn.tokens(tokenizer)
     return [*([(tokens[: len(tokens) // 2], "abort")] if turn.aborted else []), (tokens, turn.finish)]
 
 
 def _parse_as_sglang(raw_output: str, *, tools_schema: Any, **_: Any) -> Any:
-    """What SGLang's parsers `qwen3` (reasoning) and `qwen25` (calls) read, which slime imports from SGLang."""
+    """Parse a turn like SGLang's parsers `qwen3` (reasoning) and `qwen25` (calls), which slime imports."""
     from slime.agent.parsing import ParsedModelOutput
 
     text = raw_output.removesuffix("<|im_end|>")
@@ -257,12 +258,13 @@ def _parse_as_sglang(raw_output: str, *, tools_schema: Any, **_: Any) -> Any:
 
 
 def renderers_missing() -> str:
-    """Why the library cannot be run, or ""."""
+    """Why the library `renderers` cannot run; empty if it can."""
     return "" if importlib.util.find_spec("renderers") else "`renderers` is not installed"
 
 
 def make_renderers(tokenizer: Any, *, known: bool, keep_thinking: bool = False) -> Any:
-    """Its hand-written Qwen 3 renderer, or its fallback for a template that it does not know."""
+    """A renderer of the library `renderers`: its renderer for Qwen 3 or, without `known`, its renderer for unknown
+    templates."""
     from renderers import DefaultRendererConfig, Qwen3RendererConfig, create_renderer
 
     if not known:

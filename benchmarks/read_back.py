@@ -1,10 +1,10 @@
-"""Which chat templates play a tool episode and are read back right: the oracle of the tests over any templates.
+"""Find out which chat templates can play an episode with tools, and whether their turns are parsed right.
 
     python -m benchmarks.read_back PATH...        (folders, .jinja files, wheels or source archives)
 
-Each template is given a small tokenizer that knows its markers. A model that says what the template itself would write
-then plays ten episodes, and what is read back is compared with what was said (tests/render/oracle.py). Templates equal
-but for white space count once. To repeat the figure of docs/templates.md on packages from PyPI:
+Each template gets a small tokenizer with its special tokens. A model that writes exactly as the template renders plays
+ten episodes, and the parsed turns are compared with the original messages (tests/render/oracle.py). Templates that
+differ only in white space count once. To repeat the figure of docs/templates.md on packages from PyPI:
 
     pip download --no-deps trl==1.16.0 axolotl==0.19.0
     pip download --no-deps --no-binary :all: llama-cpp-python==0.3.36
@@ -50,14 +50,15 @@ def main() -> None:
 
 
 def _as_json(reports: Mapping[str, Report]) -> str:
-    """One template a line."""
+    """The reports as JSON, with a template on each line."""
     rows = [f"  {json.dumps(name)}: {json.dumps(report.as_row())}" for name, report in sorted(reports.items())]
     lines = ",\n".join(rows)
     return f'{{\n "summary": {json.dumps(summary(list(reports.values())))},\n "templates": {{\n{lines}\n }}\n}}\n'
 
 
 def templates(path: Path) -> Iterator[tuple[str, str]]:
-    """Name and text of each chat template in a folder, a file or a package, those for training on masks left out."""
+    """Name and text of each chat template in a folder, a file or a package, without templates that mark trained
+    text."""
     if path.is_dir():
         found = ((file.stem, file.read_text(encoding="utf-8")) for file in sorted(path.rglob("*.jinja")))
     elif path.suffix == ".jinja":

@@ -1,12 +1,12 @@
-"""The retriever over a corpus and over a large one made from it: recall, latency, memory, the index.
+"""Recall, latency, memory and index of the retriever, over a corpus and over a large corpus that is generated from it.
 
-python -m benchmarks.retrieval FOLDER [PASSAGES]     (FOLDER holds corpus.jsonl and qa.jsonl in Search-R1's formats)
+python -m benchmarks.retrieval FOLDER [PASSAGES]     (FOLDER has corpus.jsonl and qa.jsonl in Search-R1's formats)
 
-recall@3 is how often an answer stands in one of the first three passages. It is asked through the server and compared
-with tantivy used directly, without a line of the retriever's code. A made corpus holds the real passages, and mixtures
-of their sentences up to PASSAGES (2,000,000) in all: the words are as frequent as in the real one, and each question
-meets many passages that share sentences with the right one. Each phase has a server of its own, so that no question
-comes from its cache, but where the phase says so.
+recall@3 is the share of questions with an answer in the first three passages. The recall of the server is compared with
+the recall of tantivy alone, without the retriever's code. The generated corpus has the real passages, and mixtures of
+their sentences, PASSAGES (2,000,000) in total: words are as frequent as in the real corpus, and many passages share
+sentences with the right passage. Each phase has a new server, so that no response comes from the cache, except in the
+phase that measures the cache.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ Search = Callable[[str], Any]
 
 
 def make_corpus(real: Path, made: Path, passages: int) -> None:
-    """The real passages, then titles with three to six sentences that are drawn from all of them."""
+    """Write the real passages, then passages of a title and three to six sentences, which are drawn from all
+    passages."""
     draw = random.Random(SEED)
     lines = real.read_text().splitlines()
     contents = [json.loads(line)["contents"] for line in lines]
@@ -73,7 +74,7 @@ def recall(rows: Sequence[Row], found: Sequence[Sequence[str]]) -> Row:
 def asked_of_tantivy(corpus: Path, questions: Sequence[str], *, parser: bool) -> list[list[str]]:
     """The passages that tantivy finds when it is used directly, by its parser of queries or by the words themselves.
 
-    Its parser counts a word once if it is written alike; "school" and "schools" count twice, though they have one stem.
+    Its parser counts "school" and "schools" as two words, although they have the same stem.
     """
     steps = [tantivy.Filter.remove_long(40), tantivy.Filter.lowercase(), tantivy.Filter.stopword("english")]
     steps += [tantivy.Filter.ascii_fold(), tantivy.Filter.stemmer("english")]
@@ -104,7 +105,8 @@ def asked_of_tantivy(corpus: Path, questions: Sequence[str], *, parser: bool) ->
 
 
 def make_index(corpus: Path) -> Row:
-    """The command in a separate process: the seconds that it names, and the most memory that it had."""
+    """Build an index by the command in a separate process. Returns the seconds that it reports, and its peak of
+    memory."""
     load = os.getloadavg()[0]
     process = subprocess.Popen(
         [sys.executable, "-m", "agentrl", "retriever", str(corpus), "--index-only"], stdout=subprocess.PIPE, text=True
@@ -129,7 +131,7 @@ def make_index(corpus: Path) -> Row:
 
 @asynccontextmanager
 async def server(corpus: Path) -> AsyncIterator[tuple[str, int]]:
-    """A server in a separate process: its URL and its pid."""
+    """Run a server in a separate process. Yields its URL and its process id."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "agentrl", "retriever", str(corpus), "--port", "0"),
         stdout=asyncio.subprocess.PIPE,
@@ -153,7 +155,7 @@ def memory(pid: int) -> Row:
 
 
 async def timed(search: Search, questions: Sequence[str], at_once: int) -> tuple[Row, list[Any]]:
-    """Latency as each caller sees it, with so many searches under way all the time."""
+    """The latencies of callers, with `at_once` searches running at all times."""
     took, found = [0.0] * len(questions), [None] * len(questions)
     waiting = iter(enumerate(questions))
 

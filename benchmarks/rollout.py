@@ -2,15 +2,15 @@
 
     python -m benchmarks.rollout [--part flight,tail,evaluation] [--scale 1.0] [--out FILE]
 
-Engines and environments only wait, for as long as a seed says. So what is measured is the loop. Flight and evaluation
-run on a clock of their own (`own_time`), which does not count what other programs take. The long tail runs in real
-time, all rollouts at once, because slime's has a thread.
+Engines and environments only wait, for times that a seed determines, so the loop alone is measured. Flight and
+evaluation use the clock of `own_time`, which does not count the time of other programs. The long tail runs in real
+time, with all rollouts at once, because slime's rollout has a thread.
 
-- flight: 2,000 episodes in flight in one process. Loop lag, memory an episode, and throughput beside what the latencies
-  alone allow.
-- tail: 1 % of the episodes take 50 times as long. The share of the time that a trainer waits: whole rollouts in turn,
-  slime's own fully-async rollout, and this loop with each policy for stale groups; groups of 8, staleness bound 2, the
-  same slots for all. Capacity is what the slots could play over what the trainer takes.
+- flight: 2,000 episodes in flight in one process. Lag of the event loop, memory an episode, and throughput compared
+  with the throughput that the latencies alone allow.
+- tail: 1 % of the episodes take 50 times as long. Measures the share of time in which a trainer waits: with whole
+  rollouts in turn, slime's fully-async rollout, and this loop with each policy for stale groups; groups of 8, staleness
+  bound 2, the same slots for all. Capacity is the rate at which slots can play, divided by the trainer's rate.
 - evaluation: 200 prompts beside training, with a quarter of the slots. Throughput of training during and without it.
 """
 
@@ -52,14 +52,14 @@ from benchmarks import own_time
 console = Console(highlight=False, width=120)
 GROUP = 8
 GENERATE_S, TOOL_S = 8.0, 1.0
-"""Mean seconds of a turn: some hundred tokens from a busy server, and a tool."""
+"""Mean seconds of a turn. GENERATE_S: some hundred tokens from a busy server. TOOL_S: a call of a tool."""
 TURNS = 4
 SLOW_SHARE, SLOWER = 0.01, 50
 STALENESS = 2
 
 
 class WaitingEngine(ScriptedEngine):
-    """Answers after a time that the episode's seed decides, as a server would: 0.4 to 3 times the mean."""
+    """An engine that responds after 0.4 to 3 times the mean time. The episode's seed determines the time."""
 
     def __init__(self, renderer: Renderer, seconds: float) -> None:
         super().__init__(lambda ids: "unused", renderer)
@@ -84,7 +84,7 @@ class WaitingEngine(ScriptedEngine):
 
 
 class WaitingTool(Env):
-    """Turns with an environment that takes a while. The reward is a coin."""
+    """An Env whose steps take some time. The reward is 0 or 1 at random."""
 
     mean_s = TOOL_S
     waited = 0.0
@@ -106,7 +106,7 @@ class WaitingTool(Env):
 
 @dataclass
 class Lag:
-    """How late the event loop comes to a timer."""
+    """Measures how late the event loop runs a timer."""
 
     every_s: float = 0.01
     late: list[float] = field(default_factory=list)
@@ -131,14 +131,14 @@ def drawer_of(renderer: Renderer, slots: int, *, groups: int, seconds: float = G
 
 
 def resident() -> int:
-    """Bytes of this process in memory."""
+    """The resident memory of this process in bytes."""
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
 
 
 async def flight(scale: float, slots: int = 2000) -> dict[str, Any]:
-    """Many episodes in flight. A step takes a tenth of them; the trainer takes no time. Measured after the first ones
-    have ended."""
+    """Play many episodes at once. A step trains a tenth of them, and the trainer takes no time. Measured after the
+    first episodes have ended."""
     renderer = load_renderer(load_tokenizer("tiny"))
     drawer = drawer_of(renderer, slots, groups=max(slots // GROUP // 10, 1), seconds=GENERATE_S * scale)
     engine = drawer.player.rollout.engine
@@ -191,7 +191,7 @@ class SleepGroup:
 
 @dataclass
 class SleepSource:
-    """Groups of episodes that only take time; what they take is fixed by their number."""
+    """Groups of episodes that only wait. The number of an episode determines its duration."""
 
     unit: float
     dropped: Counter[str] = field(default_factory=Counter)
@@ -221,13 +221,13 @@ def episode_seconds(group: int, unit: float) -> list[float]:
 
 
 def usual_seconds(unit: float) -> float:
-    """The mean of an episode."""
+    """The mean seconds of an episode."""
     return unit * (1 - SLOW_SHARE + SLOW_SHARE * SLOWER)
 
 
 @dataclass(frozen=True)
 class Load:
-    """A trainer that takes `groups` groups a step, and slots for what it takes times `capacity`."""
+    """A trainer that takes `groups` groups a step, and slots that can play `capacity` times as many episodes."""
 
     capacity: float
     groups: int
@@ -255,7 +255,7 @@ class Waits:
         take: Callable[[int], Awaitable[Sequence[int]]],
         learned: Callable[[int], None] = lambda step: None,
     ) -> None:
-        """`take` returns the versions with which the groups of a step were begun."""
+        """Train steps. `take` returns the versions of the weights with which the groups of a step began."""
         for step in range(1, self.load.steps + 1):
             began = time.perf_counter()
             born = await take(step)
@@ -394,7 +394,8 @@ def import_slime(folder: str) -> ModuleType:
 
 
 async def tail(scale: float, *, steps: int = 30, groups: int = 32, slots: int = 64) -> list[dict[str, Any]]:
-    """All loads at the same time: they only sleep. slime's worker is one for the process, so its loads take turns."""
+    """Run all loads at the same time, as they only sleep. The process has a single worker of slime, so its loads take
+    turns."""
     unit, slime = 0.2 * scale, os.environ.get("SLIME_SRC")
     loads = [Load(capacity, groups, slots, steps, unit) for capacity in (1.25, 1.0)]
     runs = [tail_sync(load) for load in loads]
@@ -415,7 +416,8 @@ async def tail(scale: float, *, steps: int = 30, groups: int = 32, slots: int = 
 async def evaluation(
     scale: float, *, slots: int = 200, prompts: int = 200, share: float = 0.25, window_s: float = 80.0
 ) -> dict[str, Any]:
-    """The trainer takes no time, so its throughput is that of the slots: its requests in flight, on average."""
+    """Throughput of training with and without an evaluation. The trainer takes no time, so its throughput is the mean
+    number of its requests in flight."""
     renderer = load_renderer(load_tokenizer("tiny"))
     WaitingTool.mean_s = TOOL_S * scale
     drawer = drawer_of(renderer, slots, groups=2, seconds=4.0 * scale)

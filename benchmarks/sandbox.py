@@ -1,10 +1,10 @@
-"""What a sandbox costs beside the raw engine: creation, commands, files, 16 at a time, and from a pool.
+"""The cost of a sandbox compared with the raw engine: creation, commands, files, 16 at a time, and from a pool.
 
 .ci/docker.sh -- .venv/bin/python -m benchmarks.sandbox     (starts an engine; with DOCKER_HOST set, run it without)
 
-The raw engine is its API through the same client, with containers of the same configuration: create and start; an exec
-that is created, started, read to its end and inspected. Both are timed in turn, round by round; numbers are medians.
-Our exec includes what it takes to kill the command at its deadline with all that it started; the raw one kills nothing.
+For the raw engine, the same client creates and starts containers with the same configuration, and an exec is created,
+started, read to its end and inspected. Both are timed in turn, round by round. The results are medians. The exec of a
+sandbox can kill the command with all its processes at the deadline; the raw exec cannot.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Rows = list[dict[str, Any]]
 
 
 class Raw:
-    """Containers and execs as the engine has them."""
+    """Containers and execs of the engine's API, without a sandbox."""
 
     def __init__(self, engine: DockerClient, image: Any) -> None:
         self.engine, self.image = engine, image
@@ -65,7 +65,7 @@ class Raw:
 
 
 async def timed(work: Callable[[], Awaitable[Any]]) -> tuple[float, Any]:
-    """Milliseconds, and what came of it."""
+    """The milliseconds and the result of `work`."""
     begun = time.perf_counter()
     result = await work()
     return (time.perf_counter() - begun) * 1000, result
@@ -129,7 +129,7 @@ async def deadline(backend: DockerBackend) -> Rows:
 
 
 async def pooled(backend: DockerBackend) -> Rows:
-    """Ready from a pool that has some, and what it sustains once it has none."""
+    """The time to get a ready sandbox from a pool, and the rate of a pool without ready sandboxes."""
     async with SandboxPool(backend, SPEC, size=AT_ONCE, warm=AT_ONCE // 2) as pool:
 
         async def take() -> float:
@@ -162,7 +162,8 @@ async def full(pool: SandboxPool, ready: int) -> None:
 
 
 async def drain(take: Callable[[], Awaitable[float]]) -> tuple[list[float], float]:
-    """Twice as many takers as sandboxes, for a while. The first of each is not counted."""
+    """Take sandboxes for some time, with twice as many takers as sandboxes. The first sandbox of each taker does not
+    count."""
     waits: list[float] = []
     begun = time.perf_counter()
 

@@ -1,20 +1,20 @@
-"""What a turn costs beside one encode of its text, and thousands of episodes at once: `make bench-scale`.
+"""The cost of a turn compared with encoding its text, and thousands of episodes at once: `make bench-scale`.
 
 python -m benchmarks.scale [--part bridge,turn,growth,lag,long,memory] [--quick]
 
-With --part, the file of results keeps what was measured of the other parts.
+With --part, the results of other parts in the file are not changed.
 
-Every text is fresh: a tokenizer remembers words, and repeated ones would hide half of its cost. What is compared is
-measured in turn in one process, as CPU time of the process. The load of the machine is printed, because the ratios of
-a busy machine scatter. Without real tokenizers (AGENTRL_TEST_DATA, BENCH_TOKENIZER) small ones are measured, which make
-about three times as many tokens.
+Every text is fresh: a tokenizer caches words, and repeated words would hide half of its cost. Contenders run in turn in
+the same process, and the CPU time of the process counts. The load of the machine is printed, because ratios vary on a
+busy machine. Without real tokenizers (AGENTRL_TEST_DATA, BENCH_TOKENIZER), small tokenizers are used, which make about
+three times as many tokens. A bridge is the tokens between two sampled turns.
 
-- bridge: a bridge from the memo, a rendered one, and one encode of the observation, for each template.
-- turn: whole turns in an episode with an engine in this process; what is left without encode and decode.
-- growth: turn 200 beside turn 10, and 2,000 episodes beside 200.
-- lag: how long the event loop is held when 2,000 episodes wake together, with the gate and without.
-- long: an observation of 0.9 MB of which 500 tokens are kept.
-- memory: bytes a token of live and of ended episodes, without their text, and what of them are messages.
+- bridge: a bridge from the cache, a rendered bridge, and encoding the observation, for each template.
+- turn: whole turns in an episode with an engine in this process, also without the time to encode and decode.
+- growth: turn 200 compared with turn 10, and 2,000 episodes compared with 200.
+- lag: how long the event loop is blocked when 2,000 episodes wake together, with the gate and without.
+- long: an observation of 0.9 MB, which is cut to 500 tokens.
+- memory: bytes a token of live and of ended episodes, without their text, and the share of messages.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ TEMPLATES = {
     "Mistral-Nemo": "mistralai-Mistral-Nemo-Instruct-2407",
 }
 SIZES = (30, 300, 2000)
-"""Tokens of an observation."""
+"""The sizes of observations in tokens."""
 
 
 def usual(times: Sequence[float]) -> float:
-    """The lower quartile: half of the rounds of a busy machine say more of its neighbours than of the code."""
+    """The lower quartile of times, as half of the rounds on a busy machine are slowed by other programs."""
     return quantiles(times, n=4)[0] if len(times) > 2 else min(times)
 
 
 def milliseconds(run: Callable[[], Any]) -> float:
-    """CPU time of this process."""
+    """Milliseconds of this process's CPU time for a call of `run`."""
     before = time.process_time()
     run()
     return 1000 * (time.process_time() - before)
@@ -80,7 +80,7 @@ def without_memo(tokenizer: Any, tools: Sequence[Any]) -> Renderer:
 
 
 def tokenizer_for(path: Path) -> tuple[Any, str]:
-    """The template's own tokenizer, or Qwen 3's words with the template's markers; and which."""
+    """The template's tokenizer, or Qwen 3's words with the template's special tokens; and the name of the choice."""
     own = tokenizer_of(path)
     if path.stem in REAL and len(own) > 10_000:
         return own, "own"
@@ -122,7 +122,8 @@ def bridges(rounds: int) -> Iterable[dict[str, Any]]:
 def _bridge_round(
     ours: Renderer, rendered: Renderer, encode: Callable[[str], list[int]], role: str, fresh: FreshText, size: int
 ) -> tuple[float, ...]:
-    """Milliseconds of an encode, a bridge, a rendered bridge, each of its own text; and the tokens of the first."""
+    """Milliseconds to encode, to bridge and to bridge by rendering, each for a different text; and the tokens of the
+    first text."""
     text, number = fresh.tokens(size), fresh._pick.getrandbits(32)
     asked = answer(ours, role, fresh.tokens(size), f"c{number:08x}")
     other = answer(ours, role, fresh.tokens(size), f"d{number:08x}")
@@ -148,7 +149,7 @@ def _played(renderer: Renderer, script: Script, episodes: int, turns: int, repea
 
 
 def turns_of(rounds: int) -> Iterable[dict[str, Any]]:
-    """What a whole turn costs, and what is left of it without encode and decode."""
+    """The cost of a whole turn, and the cost without encoding and decoding."""
     tokenizer = load_tokenizer()
     encode = Template.of(tokenizer, None, (), {}).encoder
     for memo in ("memo", "rendered"):
@@ -177,7 +178,8 @@ _spent = [0.0]
 
 
 def _clocked() -> Callable[[], float]:
-    """Count the CPU seconds that this process spends in the tokenizer from now on; the result reads and resets them."""
+    """Count the CPU seconds that this process spends in the tokenizer. The returned function reads and resets the
+    count."""
     _spent[0] = 0.0
     if not hasattr(Template, "_agentrl_clocked"):
         for name in ("_encode", "decode"):
@@ -198,9 +200,9 @@ def _counting(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def growth(quick: bool) -> Iterable[dict[str, Any]]:
-    """Turn 200 beside turn 10, and many episodes beside few: ratios of the CPU time of a turn.
+    """Ratios of the CPU time of a turn: turn 200 to turn 10, and many episodes to few.
 
-    Each turn is divided by an encode right after it, because the load changes while an episode grows.
+    Each time is divided by the time of an encode right afterwards, because the load changes while an episode grows.
     """
     tokenizer = load_tokenizer()
     renderer = load_renderer(tokenizer)
@@ -251,7 +253,7 @@ class _Timed(InProcess):
 
 
 def lags(episodes: int) -> Iterable[dict[str, Any]]:
-    """How long the loop is held when all episodes get their answers at once."""
+    """How long the event loop is blocked when all episodes get their replies at once."""
     tokenizer = load_tokenizer()
     renderer = load_renderer(tokenizer)
     for name, tick in (("without a gate", 1e9), ("with the gate", gate.TICK_S)):
@@ -274,7 +276,7 @@ def lags(episodes: int) -> Iterable[dict[str, Any]]:
 
 
 async def _lag(renderer: Renderer, script: Script, episodes: int) -> tuple[list[float], float]:
-    """CPU milliseconds between two looks of another task, while work is done; and the CPU seconds of all."""
+    """CPU milliseconds between two turns of another task during the work, and the CPU seconds of the whole work."""
     engine, found, running = InProcess(script, together=episodes), list[float](), True
 
     async def look() -> None:
@@ -294,7 +296,7 @@ async def _lag(renderer: Renderer, script: Script, episodes: int) -> tuple[list[
 
 
 def long_observation() -> Iterable[dict[str, Any]]:
-    """0.9 MB of which 500 tokens are kept: what the loop is held, and what it costs."""
+    """An observation of 0.9 MB, cut to 500 tokens: how long the event loop is blocked, and the cost."""
     tokenizer = load_tokenizer()
     renderer = load_renderer(tokenizer)
     script = Script(tokenizer, 2)
@@ -351,7 +353,7 @@ def memory(episodes: int) -> Iterable[dict[str, Any]]:
 
 
 class _Weighed(InProcess):
-    """Weighs all episodes when the last of them asks for its eleventh turn."""
+    """An engine that measures the memory of all episodes when the last episode requests its eleventh turn."""
 
     weight = (0, 0, 0, 1)
 
@@ -362,7 +364,8 @@ class _Weighed(InProcess):
 
 
 def _weight(trajectories: Sequence[Trajectory]) -> tuple[int, int, int, int]:
-    """Bytes taken since tracing began, those of text in trajectories, of dicts and lists in messages, and tokens."""
+    """Bytes allocated since tracing began, bytes of text in trajectories, bytes of dicts and lists in messages, and the
+    number of tokens."""
     gc.collect()
     taken = tracemalloc.get_traced_memory()[0]
     text = sum(_size(found) for found in _within(trajectories) if isinstance(found, str))
@@ -372,7 +375,7 @@ def _weight(trajectories: Sequence[Trajectory]) -> tuple[int, int, int, int]:
 
 
 def _within(roots: Sequence[Any]) -> Iterable[Any]:
-    """All objects that can be reached, each once."""
+    """All objects that can be reached from `roots`, each once."""
     seen, left = set[int](), list(roots)
     while left:
         found = left.pop()
@@ -384,7 +387,7 @@ def _within(roots: Sequence[Any]) -> Iterable[Any]:
 
 
 def _size(found: object) -> int:
-    """Its bytes; 0 if it was there before tracing began."""
+    """The bytes of an object; 0 if the object existed before tracing began."""
     return sys.getsizeof(found) if tracemalloc.get_object_traceback(found) else 0
 
 

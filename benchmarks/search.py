@@ -1,12 +1,12 @@
 """Search-R1's environment over real passages and questions: scripted searchers' exact match, episodes a second.
 
     python -m benchmarks.search FOLDER            # corpus.jsonl and qa.jsonl; 256 episodes in flight; --write
-    python -m benchmarks.search FOLDER --kills 5  # the server is killed (SIGKILL) and started again so often meanwhile
+    python -m benchmarks.search FOLDER --kills 5  # the server is killed (SIGKILL) and started again 5 times
 
-The searchers know the right answers and give one only if it stands in what they have read, so their exact match says
-how many questions the retriever can answer. "question" searches once, for the question. "titles" goes on with the
-titles of the supporting passages, which a model has to find out by itself, and "tools" does so by tool calls. A "yes"
-counts as read wherever the word stands.
+The searchers know the right answers, and give an answer only if a passage contains it. So their exact match tells how
+many questions the retriever can answer. "question" searches once, for the question. "titles" also searches for the
+titles of the supporting passages, which a model would have to discover, and "tools" does the same by tool calls. For an
+answer "yes", any passage with this word counts.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ from agentrl_envs.search_r1 import SearchR1, make_row, searcher, tool_searcher
 
 ROOT = Path(__file__).resolve().parent.parent
 PAPER = Limits(turns=4)
-"""Nothing is cut to 500 tokens: the tokenizer here spells most words, so it would cut what a model's would not."""
+"""The paper's limits, but observations are not cut to 500 tokens: the tokenizer here spells most words, so 500 tokens
+are less text than with a model's tokenizer."""
 IN_FLIGHT = 256
 
 
 class Server:
-    """`agentrl retriever` in a separate process, on one port for all its lives."""
+    """`agentrl retriever` in a separate process. Each restart uses the same port."""
 
     def __init__(self, corpus: Path) -> None:
         self.corpus, self.port, self.url, self.kills = corpus, "0", "", 0
@@ -101,7 +102,7 @@ def tasks_of(folder: Path, *, titles: bool, form: str) -> list[Task]:
 async def play(
     tasks: Sequence[Task], url: str, form: str, server: Server | None = None, kills: int = 0
 ) -> dict[str, Any]:
-    """All episodes, with so many in flight. Kills the server that often, evenly spread."""
+    """Play all episodes, with a limited number at the same time. Kills the server `kills` times at equal intervals."""
     slots, done, renderer = asyncio.Semaphore(IN_FLIGHT), list[Trajectory](), tiny_renderer()
     marks = {len(tasks) * (n + 1) // (kills + 1): asyncio.Event() for n in range(kills)}
     player = searcher if form == "tags" else tool_searcher

@@ -2,12 +2,12 @@
 
 python -m benchmarks.thousands [--part garbage,many] [--episodes 10000] [--turns 11] [--processes 0]
 
-- garbage: the share of CPU that the garbage collector takes, with Python's settings and with those of agentrl's
+- garbage: the share of CPU time of the garbage collector, with Python's settings and with those of agentrl's
   commands, at 200 and 1,000 episodes.
-- many: episodes of 155 sampled and 309 observed tokens a turn, with an engine in this process; every one must end. With
-  `--processes N` they are spread over N processes, each of them with an engine; nothing but counts comes back.
+- many: episodes of 155 sampled and 309 observed tokens a turn, with an engine in this process. Every episode must end.
+  With `--processes N` the episodes run in N processes, each with an engine, which return only counts.
 
-The texts are fresh, and come again only after the tokenizer has forgotten their words.
+The texts are fresh. They are repeated only after the tokenizer's cache has lost their words.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from benchmarks.fresh_episodes import InProcess, Script, play
 from benchmarks.peers import load_tokenizer, save_parts, which_tokenizer
 
 TEXTS = 2000
-"""How many turns are prepared."""
+"""The number of turns whose texts are prepared."""
 AT_ONCE = 1000
-"""Episodes that a process plays at a time."""
+"""The number of episodes that a process plays at the same time."""
 
 
 class _Endless(list[Any]):
@@ -49,14 +49,14 @@ class _Endless(list[Any]):
 
 
 def endless(tokenizer: Any) -> Script:
-    """What engine and tool say, for any number of turns."""
+    """The texts of engine and tool, for any number of turns."""
     script = Script(tokenizer, TEXTS)
     script.sampled, script.observed = _Endless(script.sampled), _Endless(script.observed)
     return script
 
 
 class Collections:
-    """The CPU seconds that the garbage collector takes."""
+    """Measures the CPU seconds of the garbage collector."""
 
     def __init__(self) -> None:
         self.seconds, self.longest, self._began = 0.0, 0.0, 0.0
@@ -70,7 +70,7 @@ class Collections:
 
 
 def collected(turns: int) -> Iterator[dict[str, Any]]:
-    """Both settings in turn, at each number of episodes."""
+    """Measure both settings in turn, for each number of episodes."""
     tokenizer = load_tokenizer()
     renderer, script, python = load_renderer(tokenizer), endless(tokenizer), gc.get_threshold()
     asyncio.run(play(renderer, script, 20, turns))
@@ -99,7 +99,7 @@ def collected(turns: int) -> Iterator[dict[str, Any]]:
 
 
 def many(episodes: int, turns: int, processes: int) -> Iterator[dict[str, Any]]:
-    """All episodes, here or in `processes` others."""
+    """Play all episodes, in this process or in `processes` child processes."""
     parts = [episodes // max(processes, 1)] * max(processes, 1)
     parts[0] += episodes - sum(parts)
     began = time.perf_counter()
@@ -130,7 +130,7 @@ def many(episodes: int, turns: int, processes: int) -> Iterator[dict[str, Any]]:
 
 
 def _played(episodes: int, turns: int) -> dict[str, Any]:
-    """What became of the episodes of one process, and what they cost."""
+    """Play the episodes of a process. Returns the counts of results, and the cost."""
     from benchmarks.scale import _clocked
 
     tokenizer = load_tokenizer()

@@ -1,11 +1,11 @@
-"""What one more turn costs as the context grows: full re-render, miles-tito-tokenizers, `renderers`, agentrl.
+"""The cost of a further turn as the context grows: full rendering, miles-tito-tokenizers, `renderers`, agentrl.
 
 python -m benchmarks.turn_cost        (miles-tito-tokenizers and `renderers` are measured if they can be imported)
 
 Qwen 3's real tokenizer and template; a turn is a call and a 600-token tool result. All contenders are timed in turn,
-round by round, in one process; numbers are medians over the rounds. Three tables: making the next prompt's tokens at
-7k, 36k and 73k tokens and summed over 100 turns; the trajectory's book-keeping at turn 10 and 200; and all of the SDK's
-own work in a turn, from what the engine answered to the bytes of the next request.
+round by round, in the same process; the results are medians over the rounds. There are three tables: computing the next
+prompt's tokens at 7k, 36k and 73k tokens and summed over 100 turns; the trajectory's book-keeping at turn 10 and 200;
+and all work of the SDK in a turn, from the engine's response to the bytes of the next request.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ASK = '<tool_call>\n{"name": "search", "arguments": {"query": "the river of the 
 
 @dataclass
 class Episode:
-    """A growing conversation, as each contender wants to see it."""
+    """A growing conversation, in the form that each contender needs."""
 
     tokenizer: Any
     renderer: Renderer
@@ -55,7 +55,7 @@ class Episode:
         return [{"role": "tool", "tool_call_id": c.id, "name": c.name, "content": self.result} for c in action.calls]
 
     def turn(self) -> tuple[Action, list[Message], Rendered]:
-        """One turn in agentrl, whole: record, parse, bridge, record."""
+        """A whole turn in agentrl: record the reply, parse it, compute the bridge, record the observation."""
         trajectory, generation = self.trajectory, self.generation
         trajectory.append_model(generation, prompt_tokens=trajectory.segment.length)
         matched = generation.matched
@@ -69,7 +69,7 @@ class Episode:
         return action, new, bridge
 
     def step(self) -> Step:
-        """Play a turn, and say what each contender needs in order to play it too."""
+        """Play a turn, and return the data with which each contender can play the same turn."""
         before = list(self.trajectory.tokens)
         action, new, bridge = self.turn()
         function = {"name": "search", "arguments": {"query": "the river of the capital"}}
@@ -78,7 +78,7 @@ class Episode:
         return Step(before, self.sampled, action, new, list(self.messages), bridge)
 
     def grow(self, tokens: int) -> Step:
-        """Play until a next turn begins with this many tokens, and play that one."""
+        """Play until a turn begins with at least `tokens` tokens, and return this turn."""
         while self.trajectory.segment.length < tokens:
             self.step()
         return self.step()
@@ -86,7 +86,7 @@ class Episode:
 
 @dataclass(frozen=True)
 class Step:
-    """One turn: what stood before, what was sampled, what came back."""
+    """A turn: the prompt, the sampled tokens, and the observation."""
 
     before: list[int]
     sampled: list[int]
@@ -97,11 +97,11 @@ class Step:
 
 
 Contender = Callable[[Step], Any]
-"""Makes the next prompt's tokens of a step."""
+"""Computes the tokens of the prompt after a step."""
 
 
 def contenders(tokenizer: Any, renderer: Renderer) -> Mapping[str, Contender | str]:
-    """By name: how each makes the next prompt, or why it cannot be measured here."""
+    """Name -> contender, or the reason why it cannot be measured here."""
     found: dict[str, Contender | str] = {
         "full re-render": lambda step: tokenizer.apply_chat_template(
             step.messages, tools=TOOLS, add_generation_prompt=True, tokenize=True, return_dict=False
@@ -132,7 +132,7 @@ def milliseconds(run: Callable[..., Any], *args: Any) -> float:
 
 
 def check(step: Step, ready: Mapping[str, Contender]) -> None:
-    """Exits unless all contenders make the same prompt: else their cost could not be compared."""
+    """Exit with an error unless all contenders compute the same prompt, as only then costs can be compared."""
     expected = [*step.before, *step.sampled, *step.bridge.tokens]
     for name, run in ready.items():
         made = run(step)
@@ -166,7 +166,7 @@ def prompts(tokenizer: Any, renderer: Renderer) -> list[dict[str, Any]]:
 
 
 def book_keeping(tokenizer: Any, renderer: Renderer) -> list[dict[str, Any]]:
-    """Microseconds of each append around turn 10 and turn 200, everything else done beforehand."""
+    """Microseconds of each append at about turn 10 and turn 200. All other work is done before."""
     rows = []
     for turn in (10, 200):
         seconds: dict[str, list[float]] = {"append_model": [], "append_action": [], "append_observation": []}

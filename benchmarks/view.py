@@ -1,8 +1,8 @@
-"""The viewer on large inputs: times, memory and the page's own CPU, beside the bounds that were set for them.
+"""The viewer with large inputs: times, memory and CPU time of the page, each with its limit.
 
     python -m benchmarks.view [--folder FOLDER]     five minutes; 2.3 GB in FOLDER (default: temporary)
 
-CPU is that of one thread, which other work on the machine hardly moves. Other times are wall-clock, the
+CPU time is of a single thread, and depends little on other programs. Other times are wall-clock times, the
 least of three. The page is measured in the distribution's Chromium (.ci/browser.sh).
 """
 
@@ -47,7 +47,7 @@ TEXT = (
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured figure and its bound."""
+    """A measured value and its limit."""
 
     name: str
     value: float
@@ -61,7 +61,7 @@ class Figure:
 
 
 def long_episode(tokens: int, name: str, seed: int = 0) -> Trajectory:
-    """So many tokens in turns of 200, with observations of 100, in words and characters of several alphabets."""
+    """An episode of `tokens` tokens, with turns of 200 and observations of 100 tokens, in several alphabets."""
     ids = load_tokenizer("tiny").encode(TEXT)
     chooser, written = random.Random(seed), ids * (tokens // len(ids) + 9)
     trajectory, at = Trajectory(Task(id=f"long-{tokens}"), session_id=name), 300
@@ -94,7 +94,7 @@ def with_trainer(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_folder(folder: Path, *, index: bool) -> None:
-    """1 GB in 95 step files: 3,040 episodes."""
+    """Write a run of 1 GB: 3,040 episodes in 95 files."""
     (folder / "trajectories").mkdir(parents=True)
     (folder / "index").mkdir()
     (folder / "config.yaml").write_text("model: tiny\n")
@@ -123,7 +123,7 @@ def write_index(file: Path, names: list[str], lines: list[str], about: dict[str,
 
 
 def write_file(file: Path) -> None:
-    """1 GB in one file of short episodes."""
+    """Write a file of 1 GB with short episodes."""
     size = FILE_BYTES // FILE_EPISODES
     line = compact(long_episode(size // 40, "NAME").to_json())
     with file.open("w") as opened:
@@ -147,14 +147,14 @@ def write_outlines(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A server that was started by the command."""
+    """A server that the command `agentrl view` has started."""
 
     process: asyncio.subprocess.Process
     address: str
     token: str
     http: aiohttp.ClientSession
     seconds: float
-    """From its start until it listened."""
+    """Seconds from the start of the server until it listened."""
 
     async def ask(self, path: str) -> tuple[float, Any]:
         began = time.monotonic()
@@ -164,7 +164,7 @@ class Served:
         return time.monotonic() - began, found
 
     def cpu(self) -> float:
-        """CPU seconds since it was started: what the load of the machine does not move."""
+        """CPU seconds of the server since its start, which do not depend on the load of the machine."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -220,7 +220,7 @@ async def large_folder(folder: Path) -> list[Figure]:
 
 
 async def first_page(path: Path) -> tuple[float, float]:
-    """Seconds from the start of the command to the first page, and until it listened."""
+    """Seconds from the start of the command until the first page is shown, and until the server listens."""
     async with served(path) as server:
         page, _ = await server.ask("/api/state")
         return server.seconds + page, server.seconds
@@ -262,7 +262,7 @@ async def many_outlines(folder: Path) -> list[Figure]:
 
 
 def server_cpu(run: Path, name: str) -> Iterator[tuple[float, int]]:
-    """CPU seconds and bytes of an episode's answer, read anew."""
+    """CPU seconds and bytes of the server's response with an episode that is not in its cache."""
     for _ in range(3):
         answers = PageAnswers([open_source(run)], "tiny")
         answers.warm()
@@ -273,7 +273,7 @@ def server_cpu(run: Path, name: str) -> Iterator[tuple[float, int]]:
 
 
 async def page_cpu(browser: Browser, act: Callable[[], Any]) -> float:
-    """CPU seconds of the page's main thread meanwhile."""
+    """CPU seconds of the page's main thread during `act`."""
     before = await _task_seconds(browser)
     await act()
     return await _task_seconds(browser) - before
@@ -332,7 +332,7 @@ async def in_browser(file: Path, name: str, *, bound: bool) -> list[Figure]:
 
 
 async def live(folder: Path) -> list[Figure]:
-    """From a step's line in metrics.jsonl until the page shows it."""
+    """Seconds from writing a step's line in metrics.jsonl until the page shows the step."""
     run = folder / "live"
     (run / "trajectories").mkdir(parents=True)
     (run / "config.yaml").write_text("model: tiny\n")

@@ -1,13 +1,13 @@
-"""The wheels that `make gpu` needs on a machine without a network: say them, download them, install them.
+"""List, download and install the wheels that `make gpu` needs on a machine without a network.
 
-    python -m benchmarks.wheels FOLDER                  # what this Python lacks, and what FOLDER has of it
-    python -m benchmarks.wheels FOLDER --download       # fetch them, on a machine with a network
+    python -m benchmarks.wheels FOLDER                  # the packages that this Python lacks, and those in FOLDER
+    python -m benchmarks.wheels FOLDER --download       # download them, on a machine with a network
     python -m benchmarks.wheels FOLDER --download --python-version 3.12     # for another Python
     python -m benchmarks.wheels FOLDER --install VENV   # a virtual environment from FOLDER alone
 
-wheels.txt lists them. torch is not among them: with CUDA's libraries it takes 3 GB, and a machine with a GPU has one.
-The virtual environment sees the packages of the Python that makes it, and takes from FOLDER what that lacks. This
-module needs nothing but Python and pip.
+wheels.txt lists the packages. torch is not in the list: with CUDA's libraries it takes 3 GB, and a machine with a GPU
+has it already. The virtual environment uses the packages of the Python that creates it, and installs missing packages
+from FOLDER. This module needs only Python and pip.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _LINE = re.compile(r"(?P<name>[\w.-]+)==(?P<version>\S+)  # (?P<size>[\d.]+) MB(
 _PLATFORMS = [f"manylinux_2_{number}_x86_64" for number in (28, 27, 24, 17, 12, 5)] + [
     "manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64",
 ]  # fmt: skip
-"""pip compares them by name, and a wheel for an older system runs on a newer one."""
+"""The platforms whose wheels fit. pip compares platforms by name, and a wheel for an older system runs on a newer
+system."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Wheel:
         return _key(self.name)
 
     def installed(self) -> bool:
-        """Whether this Python has it, as new as the pyproject.toml files ask."""
+        """Whether this Python has the package, in a version that the pyproject.toml files accept."""
         try:
             return _numbers(version(self.name)) >= _minima().get(self.key, ())
         except PackageNotFoundError:
@@ -70,7 +71,7 @@ def _key(name: str) -> str:
 
 
 def wanted(listed: Path = LIST) -> list[Wheel]:
-    """What the list names. Raises ValueError (`file:line: ...`) for a line that it does not understand."""
+    """The wheels in the list. Raises ValueError (`file:line: ...`) for a line that cannot be parsed."""
     found = []
     for number, line in enumerate(listed.read_text(encoding="utf-8").splitlines(), 1):
         if not line or line.startswith("#"):
@@ -82,7 +83,7 @@ def wanted(listed: Path = LIST) -> list[Wheel]:
 
 
 def said(wheels: Sequence[Wheel], folder: Path) -> tuple[str, list[Wheel]]:
-    """A line for each wheel that this Python lacks, the sums, and those that FOLDER has not."""
+    """Lines for people: each wheel that this Python lacks, the total sizes, and the wheels that FOLDER lacks."""
     lines, missing, rest = [], [], [wheel for wheel in wheels if not wheel.installed()]
     for wheel in rest:
         file = wheel.file(folder)
@@ -103,7 +104,7 @@ def _mb(wheels: Sequence[Wheel]) -> str:
 
 
 def download(wheels: Sequence[Wheel], folder: Path, python_version: str | None) -> None:
-    """Fetch what FOLDER lacks, for this Python or for another one on x86-64 Linux."""
+    """Download the wheels that FOLDER lacks, for this Python or for another version on x86-64 Linux."""
     missing = [wheel for wheel in wheels if wheel.file(folder) is None]
     if not missing:
         return
@@ -116,7 +117,7 @@ def download(wheels: Sequence[Wheel], folder: Path, python_version: str | None) 
 
 
 def install(wheels: Sequence[Wheel], folder: Path, venv: Path) -> None:
-    """Make a virtual environment beside this Python's packages, with what they lack from FOLDER and nowhere else."""
+    """Create a virtual environment with this Python's packages. Missing packages come from FOLDER alone."""
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=True)
     python = str(venv / "bin" / "python")
     site = subprocess.run(

@@ -1,13 +1,13 @@
-"""What workers cost: CPU a turn in one and in two workers beside one process, and the driver's CPU an episode.
+"""The CPU time of workers: a turn with 1 and 2 workers compared with a single process, and an episode in the driver.
 
 python -m benchmarks.workers [--quick] [--ray]        (`make bench-workers`; --ray: as Ray actors, too)
 
-BENCH_TOKENIZER names the tokenizer of a Qwen model, by its folder. Without it, one that is here is taken, or a small
-one with three times as many tokens; the first line says which.
+BENCH_TOKENIZER names the tokenizer of a Qwen model, by its folder. Without it, a local tokenizer is used, or a small
+tokenizer that makes three times as many tokens. The first line of output tells which.
 
-Episodes of 11 turns with about 150 sampled and 300 observed tokens a turn, every text fresh. The engine is a script in
-the process that plays, the same everywhere. What is measured is CPU time: of this process, and of each worker by its
-/proc. The contenders play in turn, round by round; medians are shown. The load is printed: it scatters the ratios.
+Episodes have 11 turns with about 150 sampled and 300 observed tokens a turn, and every text is fresh. The engine is a
+script in the process that plays. The benchmark measures CPU time, of this process and of each worker, from /proc. The
+contenders play in turn, round by round. The results are medians. The load is printed, as the ratios vary with it.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from benchmarks.peers import load_tokenizer, save, which_tokenizer
 
 TURNS = 11
 SAMPLED, OBSERVED = 110, 220
-"""Words of a thought and of a result: about 150 and 300 tokens of Qwen's."""
+"""The number of words. SAMPLED: of a thought, about 150 of Qwen's tokens. OBSERVED: of a result, about 300 tokens."""
 EPISODES, ROUNDS = 32, 5
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def fresh(seed: str, words: int) -> str:
-    """Words that no tokenizer has seen."""
+    """A text of `words` words that no tokenizer has cached."""
     chance = random.Random(seed)
     letters = "abcdefghijklmnopqrstuvwxyz"
     return " ".join("".join(chance.choices(letters, k=chance.randint(2, 6))) for _ in range(words))
 
 
 class Fresh(Env):
-    """Answers each search with fresh text."""
+    """An Env whose tool returns a fresh text for each search."""
 
     @tool
     async def search(self, query: str) -> str:
@@ -63,7 +63,7 @@ class Fresh(Env):
 
 
 def say(ids: Sequence[int]) -> str | Message:
-    """A search with a fresh thought. The run's limit ends the episode."""
+    """The model's turn: a search with a fresh thought. The run's limit ends the episode."""
     seed = f"{len(ids)} {sum(ids[-50:])}"
     query = {"query": fresh(f"q {seed}", 4)}
     calls = [{"id": "1", "type": "function", "function": {"name": "search", "arguments": query}}]
@@ -83,14 +83,14 @@ def pids_of(rollout: Rollout) -> list[int]:
 
 
 def on_ray(count: int, rollout: Rollout, order: EpisodeOrder) -> AbstractAsyncContextManager[Rollout]:
-    """The rollout with workers that are Ray actors."""
+    """The rollout, with Ray actors as its workers."""
     from agentrl.workers.actors import ActorTransport
 
     return with_workers(count, rollout, order, transport=ActorTransport)
 
 
 async def measured(rollout: Rollout, episodes: int) -> tuple[float, float]:
-    """CPU milliseconds a turn where episodes are played, and the driver's an episode."""
+    """CPU milliseconds of a turn in the processes that play, and of an episode in the driver."""
     tasks = [Task(prompt=fresh(f"{time.monotonic()} {i}", 60), id=str(i)) for i in range(episodes)]
     pids = pids_of(rollout)
     own, others = time.process_time(), sum(map(cpu_of, pids))
@@ -102,7 +102,7 @@ async def measured(rollout: Rollout, episodes: int) -> tuple[float, float]:
 
 
 async def compare(episodes: int, rounds: int, *, ray: bool) -> dict[str, tuple[float, float]]:
-    """The median of each contender."""
+    """Play all contenders in turn. Returns the median of each contender."""
     tokenizer = load_tokenizer()
     renderer, options = load_renderer(tokenizer), EpisodeOptions(limits=Limits(turns=TURNS))
     path = "benchmarks.workers:Fresh"

@@ -1,1 +1,2 @@
-"""One module a suite: its environments, played by its own API and by its adapter. `benchmarks.adapters` runs them."""
+"""A module for each suite plays its environments through the suite's API and through the adapter. `benchmarks.adapters`
+runs them."""

@@ -1,4 +1,4 @@
-"""A game played twice: by the suite's own API, which is the reference, and by its adapter."""
+"""Play a game twice: through the suite's API, which is the reference, and through the adapter."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from agentrl.testing import rollout, tiny_renderer
 TURNS = 30
 SEEDS = (1, 2, 3, (1 << 31) + 1)
 SLOW_S = 10
-"""A game that takes longer is played with fewer seeds."""
+"""A game that takes more seconds is played with fewer seeds."""
 PATIENCE_S = 180
 Row = dict[str, Any]
 
 
 @dataclass(slots=True)
 class Played:
-    """One episode of the suite's own API."""
+    """An episode that was played through the suite's API."""
 
     seed: int
     texts: list[str] = field(default_factory=list)
@@ -43,12 +43,12 @@ renderer: Callable[[], Renderer] = cache(tiny_renderer)
 
 
 def half_of(name: str) -> str:
-    """Which half of its suite it is in: the adapters were written against "develop"."""
+    """The half of its suite to which a game belongs. The adapters were developed with the half "develop"."""
     return "develop" if zlib.crc32(name.encode()) % 2 == 0 else "held"
 
 
 def run(names: Iterable[str], play: Callable[[str], Row]) -> None:
-    """Play all environments of the half that the command line names, and print a row for each."""
+    """Play all environments in the half that the command line names, and print a row for each environment."""
     wanted = sys.argv[1] if len(sys.argv) > 1 else "all"
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever suites print
@@ -69,13 +69,14 @@ def _result(play: Callable[[str], Row], name: str) -> Row:
 
 
 class ExcludedError(Exception):
-    """The suite itself cannot play it here."""
+    """The suite itself cannot play the game on this machine."""
 
 
 def play_both(
     env: str, config: dict[str, Any], reference: Callable[[int], Played], make_task: Callable[[int], Task]
 ) -> Row:
-    """Compare. Raises AssertionError where they differ, ExcludedError where the suite's own API fails."""
+    """Play a game both ways and compare. Raises AssertionError for a difference, ExcludedError if the suite's API
+    fails."""
     began = time.perf_counter()
     expected = list[Played]()
     for seed in SEEDS:
@@ -114,7 +115,7 @@ async def _adapted(env: str, config: dict[str, Any], plays: list[tuple[Task, Pla
 
 
 def refused(env: str, config: dict[str, Any]) -> str | None:
-    """Why the adapter refuses to play it, before the first episode. None if it does not."""
+    """Why the adapter refuses a game before the first episode. None if the adapter accepts the game."""
 
     async def begin() -> None:
         async with EnvFactory(env, config):
@@ -129,7 +130,7 @@ def refused(env: str, config: dict[str, Any]) -> str | None:
 
 @contextlib.contextmanager
 def own_random(seed: int) -> Iterator[None]:
-    """As a program of its own that seeds the global generators and plays one game."""
+    """Seed the global random generators within `with`, and restore their states afterwards."""
     import numpy as np
 
     before, numpy_before = random.getstate(), np.random.get_state()
@@ -144,7 +145,8 @@ def own_random(seed: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def untouched_random() -> Iterator[None]:
-    """What a player draws inside costs the game none of its own numbers."""
+    """Restore the global random state after `with`, so that a player's random numbers do not change those of the
+    game."""
     before = random.getstate()
     try:
         yield

@@ -1,4 +1,4 @@
-"""gem's registry, played by its own random actions, or by boxed numbers where it has none."""
+"""Play gem's registry with gem's random actions, or with boxed numbers if a game has no random actions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REASONS = {
 
 
 def move(env: Any, rng: Random) -> str:
-    """A random action. Questions are answered right every other time."""
+    """A random action. Every second answer to a question is right."""
     data = getattr(env, "data", None)
     if isinstance(data, dict) and data.get("answer") and rng.random() < 0.5:
         return f"\\boxed{{{data['answer']}}}"

@@ -1,4 +1,4 @@
-"""Gymnasium's registry, played at random."""
+"""Play Gymnasium's registry with random actions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ENV = "agentrl_envs.adapters.gymnasium:Gymnasium"
 
 
 def written(space: Any, action: Any) -> str:
-    """An action as a player would write it."""
+    """An action as the text of a player."""
     return str(int(action)) if type(space).__name__ == "Discrete" else json.dumps(space.to_jsonable([action])[0])
 
 

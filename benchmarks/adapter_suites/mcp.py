@@ -1,4 +1,4 @@
-"""Public MCP servers over stdio: what a tool answers through the adapter is what the protocol's own client reads."""
+"""Public MCP servers over stdio: a tool's result through the adapter must equal the result in the protocol's client."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 async def own(command: Path, args: list[str], env: dict[str, str], script: Script, folder: Path) -> list[str]:
-    """The text that the protocol's own client reads."""
+    """The texts of the results in the protocol's client."""
     filled = [each.replace("{folder}", str(folder)) for each in args]
     variables = {name: value.replace("{folder}", str(folder)) for name, value in env.items()}
     read = []
@@ -124,7 +124,7 @@ def play(name: str) -> Row:
 
 
 def _inside(said: dict[str, Any], folder: str) -> dict[str, Any]:
-    """The server of the reference is started elsewhere: paths are whole."""
+    """A call with absolute paths, as the server of the reference starts in a different folder."""
     return {k: f"{folder}/{v}" if k == "path" else v for k, v in said.items()}
 
 

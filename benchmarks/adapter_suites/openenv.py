@@ -1,7 +1,8 @@
-"""OpenEnv's protocol: openenv-core's own server and client, against the adapter on the same server.
+"""OpenEnv's protocol: compare openenv-core's client with the adapter, on the same openenv-core server.
 
-openenv-core brings no environments, and those of its repository are on no package registry. So its server serves what
-`openenv init` writes, and one environment of each other kind of action: a text among fields, several fields, MCP tools.
+openenv-core has no environments, and those of its repository are on no package registry. So the server runs the
+environment that `openenv init` writes, and an environment for each other kind of action: a text among fields, several
+fields, MCP tools.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SEEDS_31 = [seed % (1 << 31) for seed in SEEDS]
 
 @contextmanager
 def served() -> Iterator[dict[str, str]]:
-    """The URL of each kind of environment."""
+    """Start the servers. Yields kind of environment -> URL."""
     with ExitStack() as stack:
         free = [stack.enter_context(socket.socket()) for _ in KINDS]
         for each in free:
@@ -60,7 +61,7 @@ def _wait(server: subprocess.Popen[bytes], url: str) -> None:
 
 
 def actions(kind: str, seed: int) -> list[dict[str, Any]]:
-    """What a random player does."""
+    """The actions of a random player."""
     rng = player(seed)
     if kind == "echo":
         return [{"message": "x" * rng.randint(1, 9)} for _ in range(TURNS)]
@@ -91,7 +92,7 @@ async def adapted(url: str, kind: str, plays: list[tuple[int, list[dict[str, Any
 
 
 def reference(urls: dict[str, str]) -> dict[str, list[Any]]:
-    """What openenv-core's own client gets, by kind, for each seed."""
+    """Kind of environment -> the results of openenv-core's client for each seed."""
     plays = [(url, seed, actions(kind, seed)) for kind, url in urls.items() for seed in SEEDS_31]
     command = [PYTHON, PARTS / "reference.py"]
     done = subprocess.run(command, input=json.dumps(plays), capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""reasoning-gym's data sets: a player who knows the answers, one who gives another question's, and one without tags."""
+"""Play reasoning-gym's data sets: with right answers, with answers to other questions, and without tags."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZE = 4
 
 
 def plays(dataset: Any) -> list[tuple[int, str | None, float]]:
-    """Index, answer and the data set's own score of it."""
+    """Tuples of index, answer, and the data set's score of the answer."""
     entries = [dataset[index] for index in range(SIZE)]
     said = list[tuple[int, str | None]]()
     for index, entry in enumerate(entries):

@@ -1,6 +1,6 @@
-"""TextArena's registry, without the variants that only wrap observations otherwise (-train, -raw).
+"""Play TextArena's registry, without the variants that only wrap observations differently (-train, -raw).
 
-The player says moves of the form that the game's own prompt shows, with other numbers and letters.
+The player writes moves in the format that the game's prompt shows, with different numbers and letters.
 """
 
 from __future__ import annotations

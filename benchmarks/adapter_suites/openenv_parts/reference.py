@@ -1,4 +1,4 @@
-"""Plays actions through openenv-core's own client. stdin: [[url, seed, [action, ...]], ...]; stdout: what came."""
+"""Play actions through openenv-core's client. stdin: [[url, seed, [action, ...]], ...]; stdout: the results."""
 
 from __future__ import annotations
 

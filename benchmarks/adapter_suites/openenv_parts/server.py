@@ -1,4 +1,4 @@
-"""Environments on openenv-core's own server, one of each kind of action. Runs where openenv-core is installed.
+"""Serve an environment for each kind of action with openenv-core's server. Needs openenv-core.
 
 python server.py 8000 8001 8002 8003
 """
@@ -29,7 +29,7 @@ class EchoObservation(Observation):
 
 
 class Echo(Environment):
-    """As `openenv init` writes it: it rewards long messages, and never ends."""
+    """The environment that `openenv init` writes. It rewards long messages, and never ends."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -61,7 +61,7 @@ class GuessObservation(Observation):
 
 
 class Guess(Echo):
-    """A number from 1 to 9, by a text."""
+    """Guess a number from 1 to 9, with a text."""
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> GuessObservation:
         self._secret = Random(seed).randint(1, 9)
@@ -85,7 +85,7 @@ class MoveObservation(Observation):
 
 
 class Move(Echo):
-    """Reach a goal, by an action of several fields."""
+    """Reach a goal, with actions of several fields."""
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> MoveObservation:
         self._at, self._goal = 0, Random(seed).randint(-3, 3) or 4
@@ -98,7 +98,7 @@ class Move(Echo):
 
 
 class Shop(MCPEnvironment):
-    """Two MCP tools."""
+    """A shop with two MCP tools."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -147,7 +147,7 @@ KINDS: dict[str, tuple[Any, Any, Any]] = {
 
 
 async def serve(ports: list[int]) -> None:
-    """All kinds, each at its port, with two sessions each."""
+    """Serve each kind of environment at its port, with two sessions for each."""
     servers = []
     for (name, kind), port in zip(KINDS.items(), ports, strict=True):
         app = create_app(*kind, env_name=name, max_concurrent_envs=2)
