@@ -82,8 +82,8 @@ class Search(Env):
 
 @dataclass(frozen=True)
 class Script:
-    """The engine's replies: `call` while `marker` occurs less often in the prompt than in the last turn, then
-    `answer`."""
+    """The engine's replies: `call` in each turn but the last, then `answer`. The count of `marker` in a prompt
+    gives the number of the turn."""
 
     marker: bytes
     call: str

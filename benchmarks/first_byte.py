@@ -64,7 +64,7 @@ class CallerConfig(BaseModel):
 
 @asynccontextmanager
 async def watched(config: CallerConfig) -> AsyncIterator[ClientSession]:
-    """A client of the fleet. The fleet is told at the end how the process fared."""
+    """A client of the fleet. At the end, the fleet gets the measurements of this process."""
     lags, clock = list[float](), asyncio.get_running_loop().time
 
     async def tick() -> None:

@@ -25,7 +25,7 @@ from agentrl_envs.search_r1 import make_row, searcher, write_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 _HELD_OUT = 0.2
-"""Share of the questions of a corpus that was given. Search-R1's has 960."""
+"""The share of held-out questions, for a corpus of the user. Search-R1's corpus then has 960."""
 _FEW = 2400
 """The number of generated questions for demonstrations and for training."""
 _SHOWN = 4

@@ -349,7 +349,7 @@ def gain(trajectories: Path) -> dict[str, Any]:
 
 
 def told_gain(config: TrainConfig, held_out: Mapping[str, Mapping[str, Any]], bill: Mapping[str, Any]) -> str:
-    """From nothing: from weights that have not seen the task, data and warm start included."""
+    """The gain over weights that were never trained on the task, with the cost of data and warm start."""
     rewards = " -> ".join(f"{scored['mean']:.3f}" for scored in held_out.values())
     return f"held out {rewards} in {told_cost(bill)}{'' if config.usd_per_hour else ' (name a price: USD=...)'}"
 

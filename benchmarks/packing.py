@@ -151,7 +151,7 @@ def episodes(file: Path, count: int | None = None) -> list[Trajectory]:
 
 
 def rows_of(played: Sequence[Trajectory]) -> list[Row]:
-    """Rows with advantages that differ, of which a learner learns little."""
+    """Rows whose advantages are 1 and -1 by turns, so that a learner changes little overall."""
     return [
         row
         for number, trajectory in enumerate(played)
@@ -160,7 +160,7 @@ def rows_of(played: Sequence[Trajectory]) -> list[Row]:
 
 
 def demonstration_rows(shown: Sequence[Trajectory]) -> Iterator[list[Row]]:
-    """Batches of 32 demonstrations, whose every token is learned."""
+    """Batches of 32 demonstrations, in which every sampled token is trained."""
     found = [Demonstration(t.segment.ids, bytes(t.segment.prompt_length) + bytes(t.segment.loss_mask)) for t in shown]
     random.Random(0).shuffle(found)
     for first in range(0, len(found), 32):

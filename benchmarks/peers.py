@@ -72,7 +72,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of an episode's sampled tokens."""
+    """How many of an episode's sampled tokens a contender trains, and in how many samples."""
 
     sampled: int
     trained: int

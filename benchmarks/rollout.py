@@ -243,7 +243,7 @@ class Load:
 
 @dataclass
 class Waits:
-    """The trainer's clock."""
+    """Measures how long the trainer waits."""
 
     load: Load
     waited: list[float] = field(default_factory=list)
@@ -333,8 +333,8 @@ async def tail_ours(load: Load, stale: Stale) -> dict[str, Any]:
 
 
 async def tail_slime(load: Load, source_folder: str, poll_s: float) -> dict[str, Any]:
-    """slime's own worker around episodes that wait for a slot of its semaphore and sleep. It polls once in a second;
-    steps are short here, so it is also measured as it would be if they took a minute."""
+    """Measure slime's worker, with episodes that wait for a slot and sleep. slime polls once a second. As steps are
+    short here, a smaller `poll_s` stands for slime with steps of a minute."""
     rollout = import_slime(source_folder)
     started, waits, version = Counter[int](), Waits(load), [0]
     slots: dict[int, asyncio.Semaphore] = {}

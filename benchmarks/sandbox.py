@@ -118,7 +118,7 @@ async def many_at_once(raw: Raw, backend: DockerBackend) -> Rows:
 
 
 async def deadline(backend: DockerBackend) -> Rows:
-    """How long after its deadline a command with a daemon of its own is dead."""
+    """The milliseconds from a command's deadline until the command is killed, together with its daemon."""
     late = []
     async with backend.sandbox(SPEC) as box:
         for _ in range(ROUNDS):

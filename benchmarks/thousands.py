@@ -38,7 +38,7 @@ AT_ONCE = 1000
 
 
 class _Endless(list[Any]):
-    """Gives its items over and over."""
+    """Repeats its items without end."""
 
     def __init__(self, items: list[Any]) -> None:
         super().__init__(items)

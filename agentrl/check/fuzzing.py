@@ -128,7 +128,7 @@ class _Watched:
             report.error(_CHECK, place, message, remedy)
 
     def _infra(self, call_: ToolCall, exc: Exception) -> None:
-        """Report an InfraError that hides a bug, or that the model's input caused."""
+        """Report an InfraError in place of a bug, or an InfraError caused by the model's input."""
         cause = exc.__cause__ or exc.__context__
         if cause is None or is_the_worlds(cause):
             return  # the failure of the episode reports it, if it has one

@@ -1,4 +1,4 @@
-"""Check the tasks that an Env generates: they must be the same each time, and differ between train and eval."""
+"""Check the tasks that an Env generates: they must be equal each time, and differ between train and eval."""
 
 from __future__ import annotations
 

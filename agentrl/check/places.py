@@ -225,7 +225,7 @@ def _is_agentrls(module: str) -> bool:
 
 
 def library_of(author: AuthorCode, frame: FrameType | None) -> str | None:
-    """The installed package that the Env's code has called and that is running. None if the Env's line runs.
+    """The installed package whose code the Env has called, and which runs now. None if the Env's line runs.
 
     The standard library does not count: a call such as `time.sleep` belongs to the Env's line.
     """

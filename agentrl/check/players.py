@@ -126,7 +126,7 @@ def _answered(trajectory: Trajectory) -> str:
 
 
 def _nothing_rewarded(subject: EnvUnderTest, plays: Sequence[_Both]) -> None:
-    """Report a reward for doing nothing: an error if every task is won by doing nothing, as nothing can be learned.
+    """Report a reward for doing nothing: an error if doing nothing wins every task, as the model then cannot learn.
 
     If only some tasks are won, these tasks may be already solved at the start.
     """

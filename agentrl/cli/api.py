@@ -152,8 +152,8 @@ async def play_all(
     """Play the episodes that `results` lacks, and return all episodes by task. RL never trains on episodes of an API
     model.
 
-    With `trained` they may be imitated, up to the first turn that the tokens cannot represent. Raises as `play_episode`
-    does; `results` then has the finished episodes.
+    With `trained`, the episodes may be imitated up to the first turn that tokens cannot represent. Raises as
+    `play_episode` does; `results` then has the finished episodes.
     """
     from agentrl.chat.engine import ChatEngine
     from agentrl.rollout.play.episodes import Rollout

@@ -275,8 +275,8 @@ def _how_to_go_on(out: Path | None, player: str | None, yours: Sequence[Trajecto
 
 
 def _play_script(job: _PlayJob, path: str) -> list[Trajectory]:
-    """Play the tasks with a script. Returns all episodes, including those of a killed command, and writes the episodes
-    that are good enough to `out`."""
+    """Play the tasks with a script. Returns all episodes, including episodes of a killed command. The good
+    episodes are written to `out`."""
     from agentrl.rollout.play.episodes import RewardSeen
     from agentrl.rollout.play.groups import settle_rewards
 

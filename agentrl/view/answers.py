@@ -200,7 +200,7 @@ class PageAnswers:
         }
 
     def _shared(self, runs: Sequence[Run]) -> JSON:
-        """The held-out tasks that every run played in its last evaluation, each with a list: for each run, the file,
+        """The held-out tasks that every run played in its last evaluation, and for each run a list of the file,
         the episode's number and the reward."""
         tasks: dict[str, list[JSON]] = {}
         for number_of_run, run in enumerate(runs):

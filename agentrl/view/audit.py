@@ -38,7 +38,7 @@ class TokenAccount:
     conversations: int = 0
     """The number of conversations that only grow, so that each could be a single sample."""
     split: int = 0
-    """The number of these conversations that are more than one sample."""
+    """How many of these conversations are several samples."""
     findings: list[Finding] = field(default_factory=list)
     """A finding for each kind of problem, with the place of its first occurrence."""
 

@@ -66,7 +66,7 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """An object of agentrl on this machine or engine that nothing uses any more, such as an image. Never a sandbox."""
+    """An unused object of agentrl on this machine or engine, such as an image. Sandboxes are not leftovers."""
 
     kind: Literal["image", "cgroup"]
     name: str

@@ -45,9 +45,9 @@ class SandboxPool:
             async with pool.acquire(lane="grade") as box: ...
 
     A pool has three lanes. At most `size` sandboxes exist for episodes, and `grade` more for grading, so an episode
-    with a sandbox can always be graded in a second sandbox. As many again may exist for tests apart from the work. When
-    all are in use, `acquire` waits: a smaller pool only makes a run slower. The wait does not count towards the
-    deadline of the calling hook.
+    with a sandbox can always be graded in a second sandbox. The third lane, for tests outside of the agent's sandbox,
+    has as many sandboxes as `grade`. When all are in use, `acquire` waits: a smaller pool only makes a run slower. The
+    wait does not count towards the deadline of the calling hook.
 
     `backend` is the name of a back end, which the pool opens and closes, or an open back end. `spec` is the default
     of `acquire`; with None, each call has to name a spec. Without `size`, the cores and the memory of the sandboxes'
@@ -313,7 +313,7 @@ class SandboxPool:
             self._alarm.cancel()
 
     def _retire(self, lane: Lane, box: PooledSandbox) -> None:
-        """Remove a sandbox in the background. It counts towards the capacity until it is removed."""
+        """Remove a sandbox in the background. The sandbox counts towards the capacity until the removal is complete."""
         if lane.take_out(box):
             remover = asyncio.create_task(self._remove(lane, box), name="sandbox pool: remove")
             self._removers.add(remover)

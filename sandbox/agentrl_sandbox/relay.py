@@ -1,4 +1,4 @@
-"""A relay inside a sandbox. By it, programs that use TCP reach a Unix socket of the host, without a network.
+"""A relay inside a sandbox: programs that use TCP reach a Unix socket of the host, although there is no network.
 
 The sandbox needs the socket (`SandboxSpec.sockets`) and python3. Example for a model's gateway:
 
@@ -67,8 +67,8 @@ asyncio.run(main())
 async def relay(box: Sandbox, port: int, socket_path: str, *, notice: str = "") -> Process:
     """Connect `127.0.0.1:port` of a sandbox to a Unix socket inside, until the returned process is killed.
 
-    If a program inside resets its connection, it has not read the whole response. A Unix socket has no reset, so the
-    server outside gets the text `notice` before the connection ends.
+    A program that resets its connection has not read the whole response. A Unix socket has no reset, so the server
+    outside gets the text `notice` before the connection ends.
 
     Raises SandboxError if the relay does not start: python3 is missing, or the port is taken.
     """

@@ -76,8 +76,8 @@ class Placed(_GroupPart):
     hosts: tuple[str, ...] = ()
     """Lines of /etc/hosts as "name:address"."""
     after: Mapping[str, StartedAs] = Field(default_factory=dict)
-    """Service -> condition on it that must be true before this container starts. For the sandbox itself: before the
-    first command runs."""
+    """Service -> the condition that the service must meet before this container starts. For the sandbox itself: before
+    the first command runs."""
 
 
 class Service(Placed):

@@ -191,7 +191,7 @@ class _McpSession:
 
 @asynccontextmanager
 async def _session(server: McpServerConfig, files: Mapping[str, str]) -> AsyncIterator[_McpSession]:
-    """A server, or a session with a server, and the folder. Raises InfraError if the server does not answer."""
+    """Start a server, or a session with a server. Raises InfraError if the server does not respond."""
     suite("mcp", "mcp")
     from mcp import Client
 

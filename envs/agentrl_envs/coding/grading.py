@@ -45,10 +45,10 @@ done
 kill -CONT $waiting
 [ -z "$found" ]
 """
-"""A shell command that stops and kills all processes of a sandbox, until none is left. It stops all processes at once,
-as new processes could start while others are stopped. It spares itself, processes that wait for it, and the process
-that keeps the sandbox open. If that process belongs to the commands' user, it stays stopped: the agent's code could
-hide in it.
+"""A shell command that stops and kills all processes of a sandbox, until none is left. All processes are stopped at
+once, as new processes could start while others are stopped. The command spares itself, processes that wait for the
+command, and the process that keeps the sandbox open. If the last belongs to the commands' user, this process stays
+stopped, as the agent's code could hide in the process.
 
 The command works only in a separate process namespace, neither a machine's first namespace nor this process's: without
 isolation, the command must not kill the machine's processes.

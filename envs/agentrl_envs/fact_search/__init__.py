@@ -1,4 +1,5 @@
-"""Real facts, found by a search tool: which country is a city in, which capital has the country; one hop or two.
+"""Questions on real facts, which a model looks up with a search tool: the country of a city, the capital of a country,
+or the capital of a city's country.
 
     python -m agentrl_envs.fact_search data/            # writes train.jsonl and held_out.jsonl
     agentrl play agentrl_envs.fact_search:FactSearch --player agentrl_envs.fact_search:gold --data data/held_out.jsonl

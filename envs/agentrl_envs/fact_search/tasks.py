@@ -59,5 +59,6 @@ def write_tasks(folder: Path, *, train: int = 6000, held_out: int = 300, seed: i
 
 
 def _asked(name: str, passage: str, facts: Facts, index: Index, split: str) -> bool:
-    """Entities of the split that a search for their name finds: a question that no search can answer does not teach."""
+    """Whether a question may ask for `name`: the name is in the split, and a search for the name returns the
+    passage."""
     return (name in facts.held_out) == (split == "eval") and index.search(name, 1) == (passage,)

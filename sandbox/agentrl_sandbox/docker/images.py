@@ -62,8 +62,8 @@ fi
 echo "$2"
 [ -n "$changed" ] || exit 3
 """.strip()
-"""A shell script that creates a folder which belongs to a user. A user without a name gets a name, as programs such as
-git ask for it. If a folder in memory will hide the new folder, the content is also copied to another place."""
+"""A shell script that creates a folder which belongs to a user. A user without a name gets a name, which programs such
+as git need. If a folder in memory will hide the new folder, the content is also copied to another place."""
 
 _TARS = (".tar", ".tar.gz", ".tgz")
 _PIECE = 1 << 20

@@ -16,7 +16,7 @@ from agentrl_sandbox.docker.engine import DockerClient
 _AT_ONCE = 8
 """The most removals at the same time."""
 _REMOVALS_S = (0.1, 0.3, 1.0, 2.0, 0.0)
-"""Seconds to pause after the engine has refused a removal: it notices late that a network is not used any more."""
+"""Seconds to pause after the engine has refused a removal: the engine notices late that a network is unused."""
 
 
 async def remove_groups(engine: DockerClient, sandbox_ids: Sequence[str]) -> None:

@@ -28,7 +28,8 @@ BEGUN = re.compile(r"p(\d+)m(\d+)")
 killed for memory.
 """
 NO_MEMORY = "m"
-"""A letter after the exit code in the last mark. It means that the kernel has killed further processes for memory."""
+"""A letter after the exit code in the last mark. The letter means that the kernel has killed further processes
+for memory."""
 
 KILLED = "killed"
 """The text that the command of `killer` prints at its end."""

@@ -44,7 +44,8 @@ exit 6
 )
 """Creates the user and the folder for the commands' folders, and prints this folder. Arguments: user, work folder, a
 word. The names of the commands' folders begin with a `c` and the word. Other folders belong to the machine from which
-this machine was forked; they are removed, so that no background process waits forever. Snapshots exclude the folder."""
+this machine was forked; the script removes these, so that no background process waits forever. Snapshots exclude the
+folder."""
 
 _DRAIN = r"""
 n=0

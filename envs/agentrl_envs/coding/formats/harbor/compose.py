@@ -132,7 +132,7 @@ class _Reading:
         """The log folders that services mount, so that main must share these folders."""
 
     def read(self) -> ComposeFile:
-        """Raises CannotRunError for a refused setting, and ConfigError for a wrong setting."""
+        """The ComposeFile. Raises CannotRunError for a refused setting, and ConfigError for a wrong setting."""
         services = self._sections()
         file = ComposeFile()
         peers: dict[str, Service] = {}
@@ -184,7 +184,7 @@ class _Reading:
 
     @contextmanager
     def _telling(self, place: str) -> Iterator[None]:
-        """Name the file and the service in errors."""
+        """Within `with`, add the names of the file and the service to errors."""
         try:
             yield
         except ConfigError as exc:

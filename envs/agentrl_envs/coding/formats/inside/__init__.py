@@ -1,1 +1,2 @@
-"""Programs that run inside a sandbox, with the sandbox's Python (3.8 or later). They import nothing of this package."""
+"""Programs that run inside a sandbox, with the sandbox's Python (3.8 or later). The programs import no module of this
+package."""

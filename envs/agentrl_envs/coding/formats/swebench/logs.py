@@ -54,7 +54,8 @@ _COUNTED: Mapping[str, str] = {"passed": "PASSED", "failed": "FAILED"}
 
 
 def _pytest_itself(log: str) -> ParsedLog:
-    """Read a log of pytest's own tests. They run pytest and print its output, so only the last summary counts."""
+    """Read a log of pytest's own tests. The tests run pytest and print the output, so only the last summary
+    counts."""
     lines = log.splitlines()
     headings = [number for number, line in enumerate(lines) if _HEADING.fullmatch(_COLOURS.sub("", line).rstrip())]
     return _pytest("\n".join(lines[headings[-1] :])) if headings else _pytest(log)
