@@ -102,7 +102,7 @@ MISTAKES = [
     ("train --config misspelt.yaml --out run", "unknown key enviroment; did you mean env?"),
     (f"train {E} {' '.join(OUT)} --set lr=3", "did you mean learning_rate?"),
     (f"train {E} {' '.join(OUT)} --set max_turns=3", "did you mean turns under limits?"),
-    (f"train {E} {' '.join(OUT)} --set canaries=off", "tool_errors) or null, not False"),
+    (f"train {E} {' '.join(OUT)} --set canaries=off", "bad_call_jump) or null, not False"),
     (f"train {E} {' '.join(OUT)} --set engine=my_engine.py:Mine", "my_engine.py: no such file"),
     (f"train my_env.py::Capitals {' '.join(OUT)}", "write my_env.py:Capitals"),
     ("check template tiny none.jinja", "none.jinja: no such file; name a Jinja file"),
