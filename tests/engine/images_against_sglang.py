@@ -85,18 +85,22 @@ class Screens(Env):
 
 
 class FirstScripted(SGLangEngine):
-    """Samples the first turn's tokens by a script, and has the server score the rest."""
+    """Samples the first turn's tokens by a script, and has the server score the rest.
 
-    def __init__(self, url: str, first) -> None:
+    `stop` ends the turns of the server alone. An episode cuts each turn at the stop strings of its own options.
+    """
+
+    def __init__(self, url: str, first, stop: Sequence[str] = ()) -> None:
         super().__init__(url)
+        self._stop = list(stop)
         self._script = ScriptedEngine([first], RENDERER)
         self._asked = False
 
     async def generate(self, input_ids, params, **more):
         if not self._asked:
             self._asked = True
-            return await self._script.generate(input_ids, {**params, "stop": ()}, **more)
-        return await super().generate(input_ids, params, **more)
+            return await self._script.generate(input_ids, params, **more)
+        return await super().generate(input_ids, {**params, "stop": self._stop}, **more)
 
 
 @torch.no_grad()
@@ -113,17 +117,13 @@ def worst(model, t: Trajectory) -> float:
 
 SCRIPTED = "scripted"
 RAISED = 0.12
-OPTIONS = EpisodeOptions(
-    sampling_params={"temperature": 1.0, "stop": ["e", "a", "o"]}, limits=Limits(max_tokens_per_turn=200)
-)
+OPTIONS = EpisodeOptions(sampling_params={"temperature": 1.0}, limits=Limits(max_tokens_per_turn=200))
 
 
-async def played(first=None) -> Trajectory:
-    engine = SGLangEngine(URL) if first is None else FirstScripted(URL, first)
-    async with engine:
+async def played(first) -> Trajectory:
+    async with FirstScripted(URL, first, stop=["e", "a", "o"]) as engine:
         t = await run_episode(Screens(), Task(), engine=engine, renderer=RENDERER, options=OPTIONS)
-    if first is not None:
-        t.info[SCRIPTED] = True
+    t.info[SCRIPTED] = True
     return t
 
 
@@ -241,9 +241,9 @@ async def main() -> None:
     model = AutoModelForImageTextToText.from_pretrained(FOLDER, dtype=torch.float32, attn_implementation="sdpa").eval()
     look = call("look")
     turn = RENDERER.encode({"role": "assistant", "content": "X", "tool_calls": look["tool_calls"]})
-    # Decoding and encoding this turn again makes "th" of t and h. No letter is a stop string of OPTIONS.
-    spelled = [token for letter in "th" for token in RENDERER.encode({"role": "assistant", "content": letter})[:1]]
-    drifting = Generation([*spelled, *turn[1:]], [-1.0] * (len(turn) + 1), "stop", matched=turn[-1])
+    # Decoding and encoding this turn again makes "the" of t, h and e.
+    spelled = [token for letter in "the" for token in RENDERER.encode({"role": "assistant", "content": letter})[:1]]
+    drifting = Generation([*spelled, *turn[1:]], [-1.0] * (len(turn) + 2), "stop", matched=turn[-1])
     found = {"episodes": [], "forms": await forms()}
     for name, t in {
         "scripted call": await played(look),

@@ -188,7 +188,7 @@ async def main():
     parts = TrainingParts(Path(sys.argv[1]), "cpu", "float32", print, overlap=True)
     engine = ProcessEngine(tiny_model(), tiny_tokenizer(), parts)
     await engine.wake()
-    print(process_of(engine).pid, flush=True)
+    print(engine._process.pid, flush=True)
     busy = [asyncio.create_task(engine.generate([1, i], {"ignore_eos": True, "sampling_seed": i})) for i in range(32)]
     await asyncio.gather(*busy)
     await asyncio.sleep(60)

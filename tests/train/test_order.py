@@ -406,7 +406,7 @@ async def test_no_step_and_no_checkpoint_waits_for_ever_for_what_hangs(flowing, 
         ("rollout.play.waiting.EVERY_S", 0.2),
     ):
         monkeypatch.setattr(f"agentrl.{name}", seconds)
-    monkeypatch.setattr("agentrl.rollout.play.in_flight._TOOK", defaultdict(deque))
+    monkeypatch.setattr("agentrl.rollout.play.in_flight.DURATIONS", defaultdict(deque))
     config = flowing(
         env=f"{TOY}:Hanging",
         steps=3,
