@@ -133,11 +133,10 @@ class Pack:
         return {"input_ids": self.input_ids, "position_ids": self.position_ids, "attention_mask": ones}
 
     def spread(self, states: Tensor) -> Tensor:
-        """The states [sum of N, heads, channels] of all rows' tokens, row after row, from the states of the pack [T,
-        heads, channels].
+        """Copy the states of the pack's T tokens [T, heads, channels] to each row that uses the tokens.
 
-        The computation is an embedding lookup, whose backward pass is fast on a CPU, and adds in the same order in each
-        run on a GPU.
+        Returns the states of the rows, row after row: [sum of N, heads, channels]. The copy is an embedding lookup. The
+        backward pass of a lookup is fast on a CPU, and on a GPU it adds gradients in the same order in each run.
         """
         if self.rows is None:
             return states

@@ -15,7 +15,7 @@ from agentrl._util import child
 from agentrl.workers.player import Player, answered
 
 _CLOSE_S = 35.0
-"""The most seconds for closing Envs after the driver is gone. A single Env has `limits.close_s`, 30 by default."""
+"""The maximum of seconds for closing all Envs without a driver. A single Env has `limits.close_s`, by default 30."""
 
 
 async def _serve(connection: Connection, parent: int) -> None:

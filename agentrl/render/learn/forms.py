@@ -41,7 +41,10 @@ def _with_calls(template: Template) -> Template:
 
 
 def with_reasoning(template: Template) -> Template:
-    """The template with the name of the field for thoughts."""
+    """The template with `forms.reasoning_field` set to the message key from which the template writes thoughts.
+
+    The keys of `REASONING_FIELDS` are tried in order. Without a key that works, the template is returned unchanged.
+    """
     for name in REASONING_FIELDS:
         tried = replace(template, forms=replace(template.forms, reasoning_field=name))
         for turn in (assistant(SAID), assistant("", [ASKED])):

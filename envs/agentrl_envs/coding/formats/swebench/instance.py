@@ -37,7 +37,7 @@ _COMMANDS = {
 
 
 def _list(value: Any) -> Any:
-    """A list in a row. Older rows have the list as JSON text."""
+    """The list in a field of a dataset row. In older rows the list is JSON text. Raises ValueError for other text."""
     if not isinstance(value, str):
         return value
     try:
