@@ -293,9 +293,9 @@ async def test_a_cluster_that_grows_is_looked_at_again_when_a_worker_starts(slim
     async with slime("Adding") as rollouts:
         for index in range(3):
             assert (await adapt(rollouts.args, rollouts.sample(index), PARAMS)).reward == 1.0
-            if index == 1:
-                while not all(seat.ready for seat in sample_workers(SIZE).pool.seats):
-                    await asyncio.sleep(0.01)
+            while not all(seat.ready for seat in sample_workers(SIZE).pool.seats):
+                await asyncio.sleep(0.01)
+            if index == 1:  # this URL was checked after all workers had started
                 nodes.append({"Alive": True})  # and none of them is there
         pool = sample_workers(SIZE).pool
         before = pool.started
