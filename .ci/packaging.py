@@ -63,7 +63,7 @@ print("agentrl", agentrl.__version__, "imports neither torch, ray, aiodocker nor
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
     """The output, which is also printed. Raises CalledProcessError for an exit code that is not 0."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "AGENTRL_PASSED")}
     words = [str(part) for part in command]
     done = subprocess.run(words, check=False, cwd=cwd, env=environment, stdout=subprocess.PIPE, text=True)
     print(done.stdout, end="", flush=True)
