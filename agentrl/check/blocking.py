@@ -46,7 +46,7 @@ class _Line(NamedTuple):
     """A line of the Env's code, and the library that the line is calling, if any."""
 
     place: Place
-    library: str | None
+    package: str | None
 
 
 @dataclass(slots=True)
@@ -107,18 +107,18 @@ class Watchdog:
             if len(episodes) < 2:
                 continue
             how = next(iter(episodes.values()))
-            within = f", inside {line.library}," if line.library else ""
+            within = f", inside {line.package}," if line.package else ""
             message = (
                 f"this line {how}{within} on the event loop, where every other episode waits for it "
                 f"(seen in {len(episodes)} episodes)"
             )
-            if line.library is None and max(episodes) > replayed:
+            if line.package is None and max(episodes) > replayed:
                 report.error(_CHECK, line.place, message, _REMEDY)
-            elif line.library is None:
+            elif line.package is None:
                 message += "; it did not block when it was played again"
                 report.warn(_CHECK, line.place, message, f"unless a busy machine explains it, {_REMEDY}")
             else:
-                report.warn(_CHECK, line.place, message, f"unless this is an awaited call of {line.library}, {_REMEDY}")
+                report.warn(_CHECK, line.place, message, f"unless this is an awaited call of {line.package}, {_REMEDY}")
 
     def _strike(self) -> None:
         self._beat = time.monotonic()
