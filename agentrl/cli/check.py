@@ -181,7 +181,9 @@ def _check_records(paths: Sequence[str], options: Mapping[str, Any]) -> Report:
         for name in source.listing():
             path = f"{source.name}/{name}" if source.kind != "file" else name
             account = audit(path, _episodes(source, name, path), decode)
-            accounts.append(account.to_json())
+            figures = account.to_json()
+            del figures["findings"]  # the report has the findings of all files
+            accounts.append(figures)
             report.findings += account.findings
             report.checked[path] = str(account)
     report.figures["files"] = accounts

@@ -1,4 +1,4 @@
-"""`agentrl play`: episodes in which a scripted player, an API model or you take the model's place."""
+"""`agentrl play`: episodes in which a scripted player or you take the model's place."""
 
 from __future__ import annotations
 

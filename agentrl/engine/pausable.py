@@ -29,10 +29,8 @@ class PausableEngine(AsyncClosing):
 
     own_weights = True
 
-    def __init__(self, engine: TrainedEngine, *, at_once: int | None = None) -> None:
-        """`at_once` bounds the number of running requests."""
+    def __init__(self, engine: TrainedEngine) -> None:
         self.engine = engine
-        self._slots = None if at_once is None else asyncio.Semaphore(at_once)
         self.requests = 0
         """The number of running requests."""
         self._open, self._idle = asyncio.Event(), asyncio.Event()
@@ -51,20 +49,11 @@ class PausableEngine(AsyncClosing):
             self.requests -= 1
             if not self.requests:
                 self._idle.set()
-            if self._slots is not None:
-                self._slots.release()
 
     async def _enter(self) -> None:
-        """Wait for a slot, and until the weights do not change."""
-        if self._slots is not None:
-            await self._slots.acquire()
-        try:
-            while not self._open.is_set():
-                await self._open.wait()
-        except asyncio.CancelledError:
-            if self._slots is not None:
-                self._slots.release()
-            raise
+        """Wait until the weights do not change."""
+        while not self._open.is_set():
+            await self._open.wait()
         self.requests += 1
         self._idle.clear()
 

@@ -29,7 +29,7 @@ _PARTS = ("model", "tokenizer", "renderer", "training", "vision")
 """Names of parameters of an engine that are not keys of `engine_config`."""
 _TRAINED: Mapping[str, str] = {"sglang": "agentrl.engine.sglang.training.trained:TrainedSGLang"}
 """Name -> the path of the engine class in training, for engines with a different class in training."""
-_OVERLAPPING: Mapping[str, str] = {"local": "agentrl.engine.local.process:ProcessEngine"}
+_OWN_WEIGHTS: Mapping[str, str] = {"local": "agentrl.engine.local.process:ProcessEngine"}
 """Name -> the path of the engine class, for engines with a different class while the trainer learns in parallel."""
 
 
@@ -45,7 +45,7 @@ class TrainingParts:
     """The type of the weights in training, by torch's name."""
     say: Callable[[str], None]
     """A function that shows the user a line about slow work."""
-    overlap: bool = False
+    own_weights: bool = False
     """Whether the engine plays while the trainer learns. Such an engine needs separate weights, and does not sleep."""
 
 
@@ -76,7 +76,7 @@ def open_engine(name: str, parts: EngineParts, config: Mapping[str, Any]) -> Eng
     """
     paths = dict(ENGINES)
     if parts.training is not None:
-        paths |= {**_TRAINED, **(_OVERLAPPING if parts.training.overlap else {})}
+        paths |= {**_TRAINED, **(_OWN_WEIGHTS if parts.training.own_weights else {})}
     make = _maker(name, paths)
     parameters = inspect.signature(make).parameters
     arguments = dict(config)

@@ -80,7 +80,7 @@ def open_trained_engine(
     config: TrainConfig, run: Path, learner: Learner, tokenizer: Any, renderer: Renderer, say: Callable[[str], None]
 ) -> TrainedEngine:
     """The engine of a run. With `staleness`, the weights of this engine may change at any time. Raises ConfigError."""
-    training = TrainingParts(run, learner.device.type, config.dtype, say, overlap=config.staleness > 0)
+    training = TrainingParts(run, learner.device.type, config.dtype, say, own_weights=config.staleness > 0)
     parts = EngineParts(tokenizer, renderer, lambda: learner.model, config.concurrency, training)
     engine = open_engine(config.engine, parts, config.engine_config)
     if not isinstance(engine, TrainedEngine):

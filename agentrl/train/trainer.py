@@ -292,7 +292,6 @@ class Trainer:
     @billed("rollout")
     async def collect(self, step: int) -> Groups:
         """Play the episodes of a step, and mask episodes that must not be trained."""
-        await self.handover.give()
         self._drawn[step] = drawn = await self.drawer.draw(step)
         for trajectory in (trajectory for group in drawn.groups for trajectory in group):
             if self.config.mask_overlong and trajectory.truncated:
@@ -305,7 +304,7 @@ class Trainer:
     def update(self, groups: Groups, step: int) -> dict[str, Any]:
         """Learn from the groups, and return metrics. The version of the new weights is the step.
 
-        With `staleness` this method runs in a thread, while `collect` plays the groups of a later step.
+        With `staleness` this method runs in a thread, while episodes of later steps are played.
         """
         rows, zero_advantage_groups = self.rows(groups)
         trajectories = [trajectory for group in groups for trajectory in group]

@@ -161,7 +161,7 @@ class Spans(Sequence[Span]):
     def _rows_of(self, turn: int) -> Iterator[tuple[int, int]]:
         """For each span of a turn, the index in `_rows` and the start. Spans are sorted by turn."""
         rows = self._rows
-        first = bisect_left(rows[1::3], turn)
+        first = bisect_left(range(len(self)), turn, key=lambda span: rows[3 * span + 1])
         for row in range(3 * first, len(rows), 3):
             if rows[row + 1] != turn:
                 break

@@ -18,7 +18,6 @@ from pydantic_core import from_json
 
 from agentrl._util.config_errors import check_file
 from agentrl.errors import ConfigError
-from agentrl.trajectory.outline import Outline
 from agentrl.types import JSON
 from agentrl.view.model import EpisodeRecord
 from agentrl.view.readers import dumps, is_event, read_log, read_record
@@ -296,7 +295,3 @@ def outlines(file: EpisodeFile, *, seconds: float | None = None) -> Iterator[tup
         if late and not (isinstance(file, JsonLines) and file.known(number)):
             return
         yield number, file.outline(number)
-
-
-def outline_of(data: Mapping[str, JSON]) -> Outline:
-    return Outline.from_json(data)

@@ -181,8 +181,7 @@ def of_response(sequence: TokenSequence, name: str, values: Sequence[JSON]) -> S
     length = len(sequence.ids) - sequence.prompt_length
     if len(values) == length:
         return values
-    if values:
-        sequence.problems.append(TokenProblem("broken", f"{len(values)} values of {name} for {length} tokens", length))
+    sequence.problems.append(TokenProblem("broken", f"{len(values)} values of {name} for {length} tokens", length))
     return ()
 
 

@@ -78,36 +78,6 @@ async def test_waiting_for_a_slot_is_not_counted(renderer):
     assert {trajectory.stop for trajectory in found} == {StopReason.DONE}
 
 
-async def test_requests_have_slots(renderer):
-    class Slow(Trained):
-        now = most = 0
-
-        async def generate(self, *args, **options):
-            self.now += 1
-            self.most = max(self.most, self.now)
-            try:
-                return await super().generate(*args, **options)
-            finally:
-                self.now -= 1
-
-    inner = Slow(["yes"], renderer, seconds=0.02)
-    engine = PausableEngine(inner, at_once=3)
-    Counting.now, Counting.most = {}, {}
-    playing = [asyncio.create_task(play(renderer, engine=engine, name=f"e{i}")) for i in range(20)]
-    await asyncio.sleep(0.03)
-    playing[-1].cancel()  # it waits for a slot
-    playing[0].cancel()
-    await asyncio.wait(playing)
-    stops = [task.result().stop for task in playing if not task.cancelled()]
-    assert set(stops) == {StopReason.DONE}
-    assert len(stops) >= 18
-    assert inner.most == 3
-    assert engine.requests == 0
-    inner.most = 0
-    await asyncio.gather(*(play(renderer, engine=engine, name=f"later{i}") for i in range(6)))
-    assert inner.most == 3, "each slot is free again"
-
-
 @pytest.mark.thorough
 async def test_waiting_for_new_weights_is_not_counted(renderer):
     Counting.now, Counting.most = {}, {}

@@ -11,7 +11,7 @@ from agentrl import ConfigError, EnvFactory, EpisodeOptions, InfraError, StopRea
 from agentrl.engine import ScriptedEngine
 from agentrl.episode.phases import PhaseSlots
 from agentrl.rollout import Rollout, run_groups
-from agentrl.rollout.play.failures import FAIL_FAST, FailurePolicy
+from agentrl.rollout.play.failures import FailurePolicy
 from agentrl.rollout.play.opponents import FixedPlayer, Opponents, Policy, open_opponents
 from agentrl.train.credit import assign_advantages
 from tests.episode.seat_envs import Duel
@@ -144,7 +144,7 @@ async def test_failures_say_how_often_an_episode_is_played_again(renderer):
 async def test_fail_fast_counts_for_every_seat(renderer):
     Falls.resets = 0
     with pytest.raises(InfraError, match=r"episode train-000000-0000-000-\w+ failed in step: .*gone"):
-        await run_groups(rollout_of(renderer, cls=Falls, failures=FAIL_FAST), TASKS[:1], 1)
+        await run_groups(rollout_of(renderer, cls=Falls, failures=FailurePolicy(again=0, ends_run=True)), TASKS[:1], 1)
     assert Falls.resets == 1
 
 

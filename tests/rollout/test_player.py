@@ -10,7 +10,7 @@ from agentrl import Env, EnvFactory, InfraError, StepResult, Task
 from agentrl.rollout import Rollout, TaskStream
 from agentrl.rollout.loop.buffer import GroupBuffer
 from agentrl.rollout.loop.loop_drawer import LoopDrawer, LoopSettings
-from agentrl.rollout.play.failures import FAIL_FAST, smallest_group
+from agentrl.rollout.play.failures import FailurePolicy
 from tests.rollout.players import Sampled, steps
 
 
@@ -120,7 +120,7 @@ async def test_mask_keeps_a_group_that_is_too_old(make, monkeypatch, stale):
 
 
 async def test_groups_that_lost_too_many_episodes_are_dropped(make):
-    drawer = make(labels={1: "broken"}, failures=smallest_group(2, again=0), staleness=1)
+    drawer = make(labels={1: "broken"}, failures=FailurePolicy(again=0, least=2), staleness=1)
     found = await steps(drawer, 8)
     assert drawer.buffer.dropped["env_failure"] > 0
     dropped = drawer.buffer.dropped["env_failure"]
@@ -130,7 +130,7 @@ async def test_groups_that_lost_too_many_episodes_are_dropped(make):
 
 @pytest.mark.thorough
 async def test_a_step_counts_its_own_drops_and_none_of_an_earlier_run(make):
-    drawer = make(labels={1: "broken"}, failures=smallest_group(2, again=0), staleness=1)
+    drawer = make(labels={1: "broken"}, failures=FailurePolicy(again=0, least=2), staleness=1)
     drawer.buffer.restore({**drawer.buffer.state(), "dropped": {"env_failure": 7}})
     drawer.begin(0, 0)
     counted = 0
@@ -144,7 +144,9 @@ async def test_a_step_counts_its_own_drops_and_none_of_an_earlier_run(make):
 
 
 async def test_fail_fast_ends_the_rollout(make):
-    drawer = make(labels=dict.fromkeys(range(40), "broken"), failures=FAIL_FAST, staleness=1)
+    drawer = make(
+        labels=dict.fromkeys(range(40), "broken"), failures=FailurePolicy(again=0, ends_run=True), staleness=1
+    )
     drawer.begin(0, 0)
     with pytest.raises(InfraError, match=r"train-\d+-\d+ failed in score: .*the grader is gone"):
         await drawer.draw(1)

@@ -13,7 +13,7 @@ from agentrl import EnvFactory, InfraError, Task
 from agentrl.rollout import Rollout, TaskStream
 from agentrl.rollout.loop.buffer import GroupBuffer
 from agentrl.rollout.loop.loop_drawer import LoopDrawer, LoopSettings
-from agentrl.rollout.play.failures import FAIL_FAST, RETRY, smallest_group
+from agentrl.rollout.play.failures import RETRY, FailurePolicy
 from agentrl.rollout.play.remote import EpisodeOrder, with_workers
 from tests.rollout import remote_env
 from tests.rollout.players import Sampled, steps
@@ -84,7 +84,7 @@ async def test_what_is_played_at_the_end_is_closed(looping, tmp_path):
 
 @pytest.mark.thorough
 async def test_groups_that_lost_too_many_episodes_are_dropped(looping):
-    async with looping(labels={1: "broken"}, failures=smallest_group(2, again=0), staleness=1) as drawer:
+    async with looping(labels={1: "broken"}, failures=FailurePolicy(again=0, least=2), staleness=1) as drawer:
         found = await steps(drawer, 8)
         assert len(found) == 8 * 3 * 4
         assert drawer.buffer.dropped["env_failure"] > 0
@@ -99,7 +99,9 @@ async def test_groups_that_lost_too_many_episodes_are_dropped(looping):
     ],
 )
 async def test_fail_fast_ends_the_rollout(looping, label, message):
-    async with looping(labels=dict.fromkeys(range(40), label), failures=FAIL_FAST, staleness=1) as drawer:
+    async with looping(
+        labels=dict.fromkeys(range(40), label), failures=FailurePolicy(again=0, ends_run=True), staleness=1
+    ) as drawer:
         drawer.begin(0, 0)
         with pytest.raises(InfraError, match=message):
             await drawer.draw(1)

@@ -305,7 +305,7 @@ async def test_an_engine_that_dies_during_an_update(make_config):
 
     config, console = make_config(staleness=1, steps=4), quiet()
     with pytest.raises(
-        EngineLostError, match=r"the engine's process ended with status -9; the log .*engine.log is empty"
+        EngineLostError, match=r"the engine's process ended by signal SIGKILL; the log .*engine.log is empty"
     ):
         async with Dies(config, console=console) as trainer:
             await trainer.run()
@@ -381,13 +381,9 @@ def test_groups_with_too_few_valid_episodes_are_dropped(flowing, tmp_path):
     assert sum(line.get("dropped_env_failure", 0) for line in metrics(tmp_path / "run")) > 0
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [({"fully_async": True}, "fully_async"), ({"failures": {"least": 9}}, "exceeds group_size")],
-)
-def test_wrong_settings_are_refused(tmp_path, values, message):
-    with pytest.raises(ConfigError, match=message):
-        TrainConfig.make(env="x.py:X", out=tmp_path, **values)
+def test_a_least_above_the_group_size_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="exceeds group_size"):
+        TrainConfig.make(env="x.py:X", out=tmp_path, failures={"least": 9})
 
 
 class OnlyBeside(Trainer):

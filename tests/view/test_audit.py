@@ -38,6 +38,14 @@ def observation_trained(record):
     return [record]
 
 
+def mask_gone(record):
+    return [record | {"loss_mask": []}]
+
+
+def log_probs_gone(record):
+    return [record | {"log_probs": []}]
+
+
 def first_segment_gone(record):
     data = stripped().to_json()
     return [{**data, "earlier": []}] if _renumber(data) else []
@@ -55,6 +63,8 @@ def _renumber(data):
         (masked_in_part, "masked without a reason", 1),
         (sampled_called_observed, "sampled, in no sequence", 3),
         (observation_trained, "trained, but not sampled", 1),
+        (mask_gone, "broken", 8),
+        (log_probs_gone, "broken", 8),
         (first_segment_gone, "sampled, in no sequence", 3),
     ],
 )
@@ -183,3 +193,12 @@ def test_the_command_on_good_records(write):
     assert (account["sampled"], account["trained"], found["findings"]) == (5, 5, [])
     missing = CliRunner().invoke(app, ["check", "nowhere.jsonl"])
     assert missing.exit_code == 2
+
+
+def test_the_json_has_each_finding_once(record, tmp_path):
+    file = tmp_path / "records.jsonl"
+    file.write_text("".join(json.dumps(each) + "\n" for each in mask_gone(record)))
+    printed = json.loads(CliRunner().invoke(app, ["check", "--json", str(file)]).stdout)
+    assert [finding["check"] for finding in printed["findings"]] == ["broken"]
+    (figures,) = printed["figures"]["files"]
+    assert "findings" not in figures

@@ -8,29 +8,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from importlib.abc import MetaPathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import aiohttp
 
-class _Missing(MetaPathFinder):
-    """Hides the distributions that an environment of tests has installed."""
-
-    def find_spec(self, name: str, *_: Any) -> None:
-        if name.partition(".")[0] in ("agentrl_envs", "agentrl_sandbox"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-
-sys.meta_path.insert(0, _Missing())
-
-import aiohttp  # noqa: E402
-
-import agentrl  # noqa: E402
-from agentrl.engine import ScriptedEngine  # noqa: E402
-from agentrl.engine.sglang.server import running_server  # noqa: E402
-from agentrl.testing import call, rollout, tiny_renderer  # noqa: E402
+import agentrl
+from agentrl.engine import ScriptedEngine
+from agentrl.engine.sglang.server import running_server
+from agentrl.testing import call, rollout, tiny_renderer
 
 HERE = Path(__file__).parent
 assert Path(agentrl.__file__).is_relative_to(HERE), agentrl.__file__

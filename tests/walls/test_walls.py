@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import ast
 import os
 import shutil
 import subprocess
@@ -12,20 +12,13 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.house import ROOT, load_house
+
 LEAVES = ("train", "check", "view", "init", "engine/local", "engine/sglang/training")
 COMMAND_HELPERS = {
     "agentrl.cli.check_env": "only `agentrl check` uses it",
-    "agentrl.cli.listing": "only `agentrl show` uses it",
 }
 """Modules of leaf commands that are no command, and why."""
-
-
-def house():
-    spec = importlib.util.spec_from_file_location("house", ROOT / ".ci" / "house.py")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def is_leaf(module):
@@ -46,11 +39,49 @@ def test_the_core_imports_no_leaf():
     outside = {*leaf_commands(), *COMMAND_HELPERS}
     crossing = [
         f"{each.importer} imports {each.imported}"
-        for each in house().imports(ROOT)
+        for each in load_house().imports(ROOT)
         if not (each.typing_only or is_leaf(each.importer) or each.importer in outside)
         if is_leaf(each.imported)
     ]
     assert crossing == []
+
+
+def imported_names(node):
+    """The modules that the code of a syntax tree imports, except those imported for type checkers alone."""
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        return
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    if isinstance(node, ast.ImportFrom):
+        yield node.module or ""
+    for inner in ast.iter_child_nodes(node):
+        yield from imported_names(inner)
+
+
+def test_the_core_imports_no_other_distribution():
+    """Templates are files of a user's project."""
+    others = ("agentrl_envs", "agentrl_sandbox")
+    crossing = [
+        file.relative_to(ROOT).as_posix()
+        for file in sorted((ROOT / "agentrl").rglob("*.py"))
+        if "templates" not in file.parts
+        if any(name.partition(".")[0] in others for name in imported_names(ast.parse(file.read_text(encoding="utf-8"))))
+    ]
+    assert crossing == []
+
+
+HIDE = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Missing(MetaPathFinder):
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] in ("agentrl_envs", "agentrl_sandbox"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+"""
+"""Hides the distributions that an environment of tests has installed, from all processes in the copy."""
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +96,20 @@ def core(tmp_path_factory):
 
     shutil.copytree(ROOT / "agentrl", folder / "agentrl", ignore=left_out)
     shutil.copy(Path(__file__).with_name("played_alone.py"), folder)
+    (folder / "sitecustomize.py").write_text(HIDE)
     return folder
 
 
 def command(core, *words):
     environment = {**os.environ, "PYTHONPATH": str(core)}
     return {"args": [sys.executable, *words], "cwd": core, "env": environment, "text": True}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("module", ["agentrl.train", "agentrl.check", "agentrl_envs", "agentrl_sandbox"])
+def test_the_copy_has_no_leaf(core, module):
+    done = subprocess.run(**command(core, "-c", f"import agentrl, {module}"), capture_output=True)
+    assert f"No module named '{module}'" in done.stderr
 
 
 @pytest.mark.thorough

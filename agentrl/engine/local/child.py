@@ -11,8 +11,7 @@ import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from contextlib import AbstractContextManager, suppress
-from contextvars import Context, copy_context
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -48,10 +47,6 @@ class EngineServer:
         self._requests, self._outbox = child.of_parent(connection, parent), child.Outbox(connection)
         self._descriptor = weights
         self._running: dict[int, Future[Generation]] = {}
-        self._plain = copy_context()
-        self._members: dict[int, tuple[Context, AbstractContextManager[None]]] = {}
-        """The lockstep members, by number. The requests of an episode run in the context of its member."""
-        self._waves: AbstractContextManager[Any] | None = None
 
     def run(self) -> None:
         """Respond to requests until the connection or the parent process ends."""
@@ -61,11 +56,6 @@ class EngineServer:
             "cancel": self._cancel,
             "abort": self._abort,
             "update": self._update,
-            "lockstep": self._begin_lockstep,
-            "enter": self._enter,
-            "again": self._again,
-            "leave": self._leave,
-            "end": self._end_lockstep,
         }
         for message in self._requests:
             number, name, arguments = pickle.loads(message)
@@ -120,12 +110,10 @@ class EngineServer:
         sampling: Sampling,
         session_id: str,
         rid: str,
-        member: int | None,
         images: Sequence[Image],
     ) -> None:
-        context = self._plain if member is None else self._members[member][0]
         try:
-            future = context.run(self._engine._submit, ids, sampling, session_id=session_id, rid=rid, images=images)
+            future = self._engine._submit(ids, sampling, session_id=session_id, rid=rid, images=images)
         except AgentRLError as exc:
             self._answer(number, exc)
             return
@@ -154,29 +142,6 @@ class EngineServer:
         unchanged = {name: tensor for name, tensor in tensors.items() if tensor.data_ptr() not in replaced}
         self._engine.load_weights({**unchanged, **new}, version)
         self._answer(number, None)
-
-    # Lockstep
-
-    def _begin_lockstep(self, episodes: int) -> None:
-        self._waves = self._engine.lockstep(episodes)
-        self._lockstep = self._waves.__enter__()
-
-    def _enter(self, member: int) -> None:
-        context, episode = copy_context(), self._lockstep.episode()
-        context.run(episode.__enter__)
-        self._members[member] = context, episode
-
-    def _again(self, member: int) -> None:
-        self._members[member][0].run(self._lockstep.begin_again)
-
-    def _leave(self, member: int) -> None:
-        context, episode = self._members.pop(member)
-        context.run(episode.__exit__, None, None, None)
-
-    def _end_lockstep(self) -> None:
-        if self._waves is not None:
-            self._waves.__exit__(None, None, None)
-            self._waves = None
 
 
 def main() -> None:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from itertools import count
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from agentrl._util.children import ChildProcess, Requests, import_path
+from agentrl._util.children import ChildProcess, Requests, how_ended, import_path
 from agentrl.engine.base import AsyncClosing
 from agentrl.engine.local.child import Order
 from agentrl.engine.local.engine import token_ids
@@ -31,11 +28,9 @@ _ERRORS: Mapping[str, type[EngineError | ConfigError]] = {"RequestError": Reques
 """Class name -> the class of an error, for errors in the engine process that are raised with the same class in this
 process."""
 
-_member: ContextVar[int | None] = ContextVar("agentrl_process_member", default=None)
-
 
 class ProcessEngine(AsyncClosing):
-    """A LocalEngine in a separate process: the same tokens, seeds and lockstep, with a copy of the weights.
+    """A LocalEngine in a separate process: the same tokens and seeds, with a copy of the weights.
 
     The process starts on first use, in some seconds, and ends with this process, even after a kill. Ctrl-C does not
     reach the engine process. Printed output is in `engine.log` in the run folder. `update` copies the trained weights
@@ -65,7 +60,6 @@ class ProcessEngine(AsyncClosing):
         self._process: EngineProcess | None = None
         self._starting = asyncio.Lock()
         self._context = 0
-        self._members = count()
 
     @property
     def takes_images(self) -> bool:
@@ -82,7 +76,7 @@ class ProcessEngine(AsyncClosing):
     ) -> Generation:
         """Continue `input_ids`. See `LocalEngine.generate`."""
         sampling = Sampling.read(sampling_params)
-        request = token_ids(input_ids), sampling, session_id, rid, _member.get(), tuple(images)
+        request = token_ids(input_ids), sampling, session_id, rid, tuple(images)
         requests = (await self._started()).requests
         number, answer = requests.ask("generate", *request)
         try:
@@ -114,18 +108,6 @@ class ProcessEngine(AsyncClosing):
     async def wake(self) -> None:
         """Start the process, unless it runs."""
         await self._started()
-
-    @contextmanager
-    def lockstep(self, episodes: int) -> Iterator[ProcessLockstep]:
-        """Run turns in waves. See `LocalEngine.lockstep`. Raises EngineLostError if the process has ended."""
-        if self._process is None:
-            raise EngineError("the engine has not started: a trainer wakes it before episodes are played")
-        requests = self._process.requests
-        requests.tell("lockstep", episodes)
-        try:
-            yield ProcessLockstep(requests, self._members)
-        finally:
-            requests.tell("end")
 
     async def _started(self) -> EngineProcess:
         async with self._starting:
@@ -166,30 +148,6 @@ class ProcessEngine(AsyncClosing):
             await self._process.stop()
 
 
-class ProcessLockstep:
-    """The lockstep of the engine in the other process; see `Lockstep`."""
-
-    def __init__(self, requests: Requests[EngineLostError], members: Iterator[int]) -> None:
-        self._requests, self._members = requests, members
-
-    @contextmanager
-    def episode(self) -> Iterator[None]:
-        """An episode uses the engine inside this context. After that, no wave waits for the episode."""
-        member = next(self._members)
-        self._requests.tell("enter", member)
-        token = _member.set(member)
-        try:
-            yield
-        finally:
-            _member.reset(token)
-            self._requests.tell("leave", member)
-
-    def begin_again(self) -> None:
-        """Report that the episode of the current task restarts. The episode counts again from its next request on."""
-        if (member := _member.get()) is not None:
-            self._requests.tell("again", member)
-
-
 class EngineProcess:
     """The engine process with its log and its weights. Threads and event loops may share the object."""
 
@@ -216,7 +174,7 @@ class EngineProcess:
     def _lost(self, status: int) -> EngineLostError:
         words = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
         ends = f"the log {self._log} ends: {words[-1]:.300}" if words else f"the log {self._log} is empty"
-        return EngineLostError(f"the engine's process ended with status {status}; {ends}")
+        return EngineLostError(f"the engine's process ended {how_ended(status)}; {ends}")
 
 
 def _read(answer: tuple[tuple[str, str] | None, Any]) -> Any:

@@ -28,12 +28,6 @@ class FailurePolicy:
 
 
 RETRY = FailurePolicy()
-FAIL_FAST = FailurePolicy(again=0, ends_run=True)
-
-
-def smallest_group(least: int, *, again: int = 1, wait_s: float = 0.0) -> FailurePolicy:
-    """A policy that trains groups with at least `least` valid episodes, and drops all other groups."""
-    return FailurePolicy(again=again, wait_s=wait_s, least=least)
 
 
 async def with_retries(

@@ -100,8 +100,8 @@ def _sequence(sample: Mapping[str, JSON], about: Mapping[str, JSON]) -> TokenSeq
         detail = f"response_length {length} of {len(ids)} tokens"
         sequence.problems.append(TokenProblem("broken", detail, length - len(ids)))
         length = len(ids)
-    mask = of_response(sequence, "loss_mask", _plain(sample.get("loss_mask"))) or [1] * length  # slime's own default
-    log_probs = of_response(sequence, "rollout_log_probs", _plain(sample.get("rollout_log_probs")))
+    mask = _column(sequence, sample, "loss_mask") or [1] * length  # slime's own default
+    log_probs = _column(sequence, sample, "rollout_log_probs")
     spans = about.get("spans")
     response = list(_told(spans, length) if spans else _guessed(mask, log_probs))
     start = sequence.prompt_length
@@ -156,6 +156,12 @@ def _removed(run: TokenRun, reason: str) -> TokenRun:
     if run.author != "model" or run.reason not in (None, NOT_TOLD):
         return run
     return TokenRun(run.start, run.stop, "model", run.turn, False, reason)
+
+
+def _column(sequence: TokenSequence, sample: Mapping[str, JSON], name: str) -> Sequence[JSON]:
+    """The values of a field, one for each response token. Empty without the field, which slime does not demand."""
+    values = _plain(sample.get(name))
+    return of_response(sequence, name, values) if values else ()
 
 
 def _plain(values: JSON) -> list[JSON]:

@@ -84,9 +84,9 @@ class TrainedSGLang(AsyncClosing):
         self._python = str(Path(python).expanduser()) if python else sys.executable
         if url is not None and (python or self._args):
             raise ConfigError("engine_config.url names a server that runs already: leave out python and args")
-        if sleep is True and training.overlap:
+        if sleep is True and training.own_weights:
             raise ConfigError("engine_config.sleep is true, and with staleness the engine never sleeps: leave one out")
-        shares = training.device == "cuda" and url is None and not training.overlap
+        shares = training.device == "cuda" and url is None and not training.own_weights
         self._sleeps = shares if sleep == "auto" else bool(sleep)
         self._start_s = start_s
         self._server: TrainingServer | None = None
