@@ -12,8 +12,11 @@ from agentrl._util.findings import Finding, error, warning
 from agentrl.slime.check.setup import Setup
 
 OVERRIDE = "--override-opt_param-scheduler"
-_WITHOUT_SCHEDULE = (OVERRIDE, "--use-checkpoint-opt_param-scheduler", "--finetune", "--no-load-optim")
-"""Flags with which Megatron does not compare the schedules."""
+_WITHOUT_SCHEDULE = frozenset(
+    {"--override-opt-param-scheduler", "--use-checkpoint-opt-param-scheduler", "--finetune", "--no-load-optim"}
+)
+"""Flags with which Megatron does not compare the schedules. Newer versions of Megatron take them with and without the
+underscore."""
 _SIZES = ("num_rollout", "rollout_batch_size", "n_samples_per_prompt", "global_batch_size")
 """The arguments from which slime computes the length of the schedule (megatron_utils/model.py)."""
 
@@ -23,14 +26,14 @@ def checkpoint(setup: Setup) -> Iterator[Finding]:
     (optimizer_param_scheduler.py asserts that both schedules are equal)."""
     args, folder = setup.args, Path(setup.args.load or "")
     rollout, rollouts = _last_rollout(folder), setup.args.num_rollout
-    if rollout is None or any(setup.args.__getattr__(name) for name in ("finetune", "no_load_optim")):
+    if rollout is None or args.finetune:
         return
     if rollouts is not None and rollout + 1 >= rollouts:
         yield warning(
             f"--load {folder} has rollout {rollout}, so --num-rollout {rollouts} leaves nothing to train: raise it and "
             f"add {OVERRIDE}, or name another folder"
         )
-    elif not any(flag in setup.command.words for flag in _WITHOUT_SCHEDULE):
+    elif not _WITHOUT_SCHEDULE & {word.replace("_", "-") for word in setup.command.words}:
         saved = _arguments(folder / f"iter_{rollout:07d}" / "common.pt")
         if changed := _changed(saved, {name: getattr(args, name) for name in (*_SIZES, "lr")}):
             flags = " and ".join(f"--{name.replace('_', '-')} {saved[name]}" for name in changed)
