@@ -46,8 +46,8 @@ def test_an_extended_run_needs_the_override(checkpoint):
     )
     flags = words({**GOOD, "load": "checkpoints", "num-rollout": 300})
     for flag in ("override-opt_param-scheduler", "use-checkpoint-opt_param-scheduler", "finetune", "no-load-optim"):
-        found = check(read_command([*flags, f"--{flag}"]))
-        assert [finding.message for finding in found if "checkpoints" in finding.message] == []
+        report = check(read_command([*flags, f"--{flag}"]))
+        assert [finding.message for finding in report if "checkpoints" in finding.message] == []
 
 
 def test_a_finished_run_leaves_nothing_to_train(checkpoint):
