@@ -134,6 +134,8 @@ def test_check_refuses_what_the_installed_router_refuses(installed, tmp_path):
     ]
 
 
-def test_the_policy_of_a_router_that_is_really_installed():
+def test_the_policy_of_a_router_that_is_really_installed(monkeypatch):
+    monkeypatch.undo()
     pytest.importorskip("sglang_router")
+    assert router.policies()
     assert router.sticky_policy() in router.STICKY

@@ -143,6 +143,7 @@ def world(tmp_path: Path, monkeypatch) -> Path:
     ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(arguments, "HOSTS", ())  # slime is not installed, whatever other tests have imported
+    monkeypatch.setitem(sys.modules, "sglang_router.router_args", None)  # nor the router
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
