@@ -112,8 +112,7 @@ def only_errors(name: str, rollout: int | None = None) -> Iterator[None]:
     except Exception as exc:
         if not getattr(exc, _LOGGED, False):
             log(name, "error", rollout=rollout, error=exc)
-            with suppress(AttributeError):
-                setattr(exc, _LOGGED, True)
+            setattr(exc, _LOGGED, True)
         raise
 
 
