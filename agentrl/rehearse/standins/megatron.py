@@ -1,0 +1,79 @@
+"""Megatron's start, layers and optimiser on a CPU, in slime's Megatron backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentrl.rehearse.standins.imports import after
+
+_BACKENDS = ("slime.backends.megatron_utils", "miles.backends.megatron_utils")
+
+
+@after(*(f"{backend}.initialize" for backend in _BACKENDS))
+def start(module: Any) -> None:
+    """Let slime/backends/megatron_utils/initialize.py accept numpy 2, and seed without a GPU's random states.
+
+    Megatron's tracker for inference keeps no states: dropout is not reproduced.
+    """
+    import numpy
+    from megatron.core.tensor_parallel import random
+
+    def seed(*args: Any, **kwargs: Any) -> None:
+        random.initialize_rng_tracker(inference_rng_tracker=True)
+
+    module.np = _NumPy1(numpy)
+    module.tensor_parallel = _Replaced(module.tensor_parallel, model_parallel_cuda_manual_seed=seed)
+
+
+class _Replaced:
+    """A module with some replaced attributes, for one importer only."""
+
+    def __init__(self, module: Any, **replaced: Any) -> None:
+        self._module = module
+        self.__dict__.update(replaced)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+class _NumPy1(_Replaced):
+    __version__ = "1.26.4"
+
+
+@after("megatron.core.models.gpt.gpt_layer_specs")
+def replace_layers(module: Any) -> None:
+    """Let megatron/core/models/gpt/gpt_layer_specs.py build TransformerEngine's models from layers of torch."""
+    from agentrl.rehearse.standins import layers
+    from agentrl.rehearse.standins.norm import Norm
+
+    module.TESpecProvider, module.TENorm, module.HAVE_TE = layers.TorchSpecProvider, Norm, True
+
+
+@after("megatron.core.transformer.torch_norm")
+def replace_norm(module: Any) -> None:
+    """Let the norms of megatron/core/transformer/transformer_block.py and others accept sequence parallelism."""
+    from agentrl.rehearse.standins.norm import Norm
+
+    module.WrappedTorchNorm = Norm
+
+
+@after("megatron.core.optimizer.distrib_optimizer")
+def make_optimizer_state(module: Any) -> None:
+    """Let `DistributedOptimizer.state_dict` see a state for each parameter before the first step, so that slime can
+    resume. TransformerEngine's Adam has a state from the start; torch's Adam has none."""
+    import torch
+
+    state_dict = module.DistributedOptimizer.state_dict
+
+    def with_state(self: Any) -> Any:
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                state = self.optimizer.state[parameter]
+                state.setdefault("step", torch.tensor(0.0))
+                state.setdefault("exp_avg", torch.zeros_like(parameter.data))
+                state.setdefault("exp_avg_sq", torch.zeros_like(parameter.data))
+        return state_dict(self)
+
+    module.DistributedOptimizer.state_dict = with_state
+
+
