@@ -20,18 +20,9 @@ from typing import Any, Self
 from agentrl.errors import ConfigError
 from agentrl.rehearse.plan import Layout
 
-_START_S = 60.0
 _END_S = 20.0
 _STORE_BYTES = 200_000_000
 _READY = "Ray runtime started"
-
-
-@dataclass(slots=True)
-class Ended:
-    """A started process that has ended."""
-
-    name: str
-    status: int
 
 
 @dataclass(slots=True)
@@ -42,6 +33,7 @@ class Guarded:
     """The most memory of all processes together, as measured every few seconds."""
     is_lost: bool = False
     """Whether the guard itself has ended."""
+    _statuses: dict[str, int] = field(default_factory=dict)
     _guard: subprocess.Popen[bytes] = field(init=False)
     _buffer: bytes = b""
 
@@ -62,6 +54,7 @@ class Guarded:
 
     def start(self, name: str, words: Sequence[str], variables: Mapping[str, str], folder: Path, log: Path) -> None:
         """Start a process. Its output goes to the end of `log`."""
+        self._statuses.pop(name, None)
         request = {"name": name, "words": [*words], "variables": {**variables}, "folder": str(folder), "log": str(log)}
         self._ask("start", **request)
 
@@ -81,24 +74,28 @@ class Guarded:
         pairs = [(str(source), str(copy)) for source, copy in keep]
         self._ask("clean", remove=[*map(str, remove)], remove_if_empty=[*map(str, remove_if_empty)], keep=pairs)
 
-    def wait(self, seconds: float) -> list[Ended]:
-        """The processes that have ended, at latest after `seconds`."""
-        ended: list[Ended] = []
+    def status(self, name: str) -> int | None:
+        """The exit status of a started process. None while it runs."""
+        return self._statuses.get(name)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until a process ends, but no longer than `seconds`."""
         stdout = self._guard.stdout
         assert stdout is not None
-        deadline = time.monotonic() + seconds
-        while not ended and not self.is_lost and (left := deadline - time.monotonic()) > 0:
+        before, deadline = len(self._statuses), time.monotonic() + seconds
+        while len(self._statuses) == before and not self.is_lost and (left := deadline - time.monotonic()) > 0:
             if not select.select([stdout], [], [], left)[0]:
-                break
+                return
             data = os.read(stdout.fileno(), 1 << 16)
             self.is_lost = not data
             *lines, self._buffer = (self._buffer + data).split(b"\n")
-            ended += [each for line in lines if (each := self._read(json.loads(line)))]
-        return ended
+            for line in lines:
+                self._read(json.loads(line))
 
-    def _read(self, report: Mapping[str, Any]) -> Ended | None:
+    def _read(self, report: Mapping[str, Any]) -> None:
         self.peak_bytes = max(self.peak_bytes, report.get("bytes", 0), report.get("peak", 0))
-        return Ended(report["name"], report["status"]) if report["report"] == "ended" else None
+        if report["report"] == "ended":
+            self._statuses[report["name"]] = report["status"]
 
     def _ask(self, request: str, **arguments: Any) -> None:
         stdin = self._guard.stdin
@@ -117,6 +114,8 @@ class Guarded:
                 self.wait(deadline - time.monotonic())
             with suppress(subprocess.TimeoutExpired):
                 self._guard.wait(_END_S)
+            if self._guard.stdout is not None:
+                self._guard.stdout.close()
 
 
 def free_ports(count: int) -> list[int]:
@@ -151,10 +150,12 @@ def ray_variables(port: int) -> dict[str, str]:
     }
 
 
-def start_ray(guarded: Guarded, python: Path, layout: Layout, variables: Mapping[str, str], out: Path) -> dict[str, str]:
+def start_ray(
+    guarded: Guarded, python: Path, layout: Layout, variables: Mapping[str, str], out: Path, *, timeout_s: float
+) -> dict[str, str]:
     """Start Ray with a node for each of the layout's, and return the variables for its programs.
 
-    Raises ConfigError, with the cause, if Ray does not start.
+    Raises ConfigError, with the cause, if a node does not start within `timeout_s`.
     """
     temporary = Path(tempfile.mkdtemp(prefix="rh", dir="/tmp"))  # short: a socket's path has at most 107 characters
     guarded.clean(remove=[temporary], keep=[(temporary / "session_latest" / "logs", out / "ray")])
@@ -167,7 +168,7 @@ def start_ray(guarded: Guarded, python: Path, layout: Layout, variables: Mapping
         if number == 0:
             node.pop("RAY_ADDRESS")
         guarded.start(f"ray node {number}", words, node, out, log)
-        _wait(guarded, f"ray node {number}", log)
+        _wait(guarded, f"ray node {number}", log, timeout_s)
     return {**env, "SLIME_HOST_IP": node_address(0)}
 
 
@@ -187,16 +188,16 @@ def _words(python: Path, number: int, port: int, gpus: int, temporary: Path) -> 
     return [*map(str, words)]
 
 
-def _wait(guarded: Guarded, name: str, log: Path) -> None:
-    deadline = time.monotonic() + _START_S
+def _wait(guarded: Guarded, name: str, log: Path, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        gone = [ended for ended in guarded.wait(0.25) if ended.name == name]
+        guarded.wait(0.25)
         text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
         if _READY in text:
             return
-        if gone or guarded.is_lost:
+        if guarded.status(name) is not None or guarded.is_lost:
             last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no output")
             raise ConfigError(f"Ray did not start: {last} ({log})")
-    raise ConfigError(f"Ray did not start within {_START_S:.0f} s; look at {log}")
+    raise ConfigError(f"Ray did not start within {timeout_s:.0f} s (--timeout); look at {log}")
 
 

@@ -377,17 +377,18 @@ def _end_turns(model: Any, ends: Sequence[int]) -> None:
     direction = torch.randn(embeddings.shape[1])
     direction /= direction.norm()
     embeddings.add_(0.2 * direction)
-    sample = torch.randint(0, len(embeddings), (8, 64))
+    sample = torch.randint(0, len(embeddings), (8, 32))
     hidden = model.base_model(sample).last_hidden_state[:, 16:].reshape(-1, embeddings.shape[1])
     mean = hidden.mean(0)
     mean /= mean.norm()
-    base, along = hidden @ output.T, (hidden @ mean)[:, None]
+    logits, along = hidden @ output.T, (hidden @ mean)[:, None]
+    ends_logits = logits[:, rows].clone()
+    logits[:, rows] = -torch.inf
+    rest = logits.logsumexp(-1)
     low, high = 0.0, 20.0
     for _ in range(40):
         middle = (low + high) / 2
-        logits = base.clone()
-        logits[:, rows] += middle * along
-        share = logits.softmax(-1)[:, rows].sum(-1).mean()
+        share = ((ends_logits + middle * along).logsumexp(-1) - rest).sigmoid().mean()
         low, high = (middle, high) if share < 1 / _TURN else (low, middle)
     output[rows] += high * mean
 

@@ -96,6 +96,8 @@ class Plan:
     layout: Layout
     variables: dict[str, str] = field(default_factory=dict)
     """Variables of the environment that the flags need."""
+    saves: bool = False
+    """Whether the launch writes checkpoints, from which it can resume."""
 
     def resumed(self, rollouts: int) -> list[str]:
         """The arguments of a second start, which trains one more rollout."""
@@ -122,7 +124,7 @@ def make_plan(launch: Launch, choices: Choices) -> Plan:
     variables = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}  # Megatron demands it for tensor and context parallelism
     if path := flags.text("--dynamic-sampling-filter-path"):
         variables["AGENTRL_REHEARSAL_FILTER"] = path
-    return Plan(words, replacements, layout, variables)
+    return Plan(words, replacements, layout, variables, choices.save is not None)
 
 
 def make_layout(flags: Flags) -> Layout:
