@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from agentrl.rehearse.standins.imports import after
@@ -77,3 +78,35 @@ def make_optimizer_state(module: Any) -> None:
     module.DistributedOptimizer.state_dict = with_state
 
 
+
+
+@after("megatron.core.transformer.moe.moe_utils")
+def route_without_te(module: Any) -> None:
+    """Name TransformerEngine's product of matrices, which megatron/core/transformer/moe/moe_utils.py asks for although
+    its import failed."""
+    if not hasattr(module, "te_general_gemm"):
+        module.te_general_gemm = None
+
+
+@after("miles.utils.replay_base")
+def replay_routing(module: Any) -> None:
+    """Let the Megatron of miles-rl's wheel record and replay experts by slime/utils/routing_replay.py.
+
+    slime's own Megatron calls slime's functions at the same two places, by docker/patch/latest/megatron.patch.
+    """
+    if "slime" in sys.modules:
+        module.routing_replay_manager = _SlimeReplay()
+
+
+class _SlimeReplay:
+    """The two methods of miles' manager that Megatron calls."""
+
+    def register_to_module(self, module: Any, attr_name: str) -> None:
+        from slime.utils.routing_replay import register_routing_replay
+
+        register_routing_replay(module)
+
+    def get_topk_fn(self, old_topk_fn: Any, return_probs: bool) -> Any:
+        from slime.utils.routing_replay import get_routing_replay_compute_topk
+
+        return get_routing_replay_compute_topk(old_topk_fn)
