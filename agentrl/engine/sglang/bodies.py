@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self, cast
 
+from aiohttp import web
+
 from agentrl.errors import RequestError
 from agentrl.image import Image
 from agentrl.types import SamplingParams
@@ -54,7 +56,19 @@ _HARMLESS = frozenset(
     }
 )  # fmt: skip
 _DEFAULTS: Mapping[str, Any] = {"logprob_start_len": -1, "top_logprobs_num": 0, "routed_experts_start_len": 0}
-_UPDATE_HARMLESS = frozenset({"flush_cache", "is_async", "recapture_cuda_graph", "token_step", "torch_empty_cache"})
+
+
+async def read_body(request: web.Request, most: int) -> bytes | bytearray:
+    """The body of a request, of at most `most` bytes. `request.read` would hold the body in memory until the
+    response."""
+    if not request.can_read_body:  # a middleware has read it
+        return await request.read()
+    body = bytearray()
+    async for part in request.content.iter_any():
+        body += part
+        if len(body) > most:
+            raise web.HTTPRequestEntityTooLarge(most, len(body), text=f"the body has more than {most} bytes")
+    return body
 
 
 def read_json(raw: bytes | bytearray) -> dict[str, Any]:
@@ -86,7 +100,7 @@ class GenerateBody:
     @classmethod
     def read(cls, body: Mapping[str, Any], *, images: bool = False) -> Self:
         """Read a body. `images`: the engine takes images. Raises RequestError with the name of the wrong field."""
-        _refuse_unserved(body, _SERVED | {"image_data"} if images else _SERVED, _HARMLESS, _DEFAULTS)
+        refuse_unserved(body, _SERVED | {"image_data"} if images else _SERVED, _HARMLESS, _DEFAULTS)
         text, input_ids = body.get("text"), body.get("input_ids")
         if text is not None and input_ids is not None:
             raise RequestError("either text or input_ids, not both")
@@ -102,26 +116,6 @@ class GenerateBody:
             stream=_flag(body, "stream"),
             images=_images(body.get("image_data")),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateBody:
-    """The body of a request to /update_weights_from_disk."""
-
-    model_path: str
-    weight_version: str | None
-
-    @classmethod
-    def read(cls, body: Mapping[str, Any]) -> Self:
-        """Read a body. Raises RequestError with the name of the wrong field."""
-        served = frozenset({"model_path", "weight_version"})
-        _refuse_unserved(body, served, _UPDATE_HARMLESS, {"load_format": "auto"})
-        path, version = body.get("model_path"), body.get("weight_version")
-        if not isinstance(path, str) or not path:
-            raise RequestError('update_weights_from_disk takes {"model_path": "FOLDER"}')
-        if not isinstance(version, str | None):
-            raise RequestError("weight_version must be a string")
-        return cls(path, version)
 
 
 def read_sampling_params(values: Any, *, images: bool = False) -> SamplingParams:
@@ -253,9 +247,8 @@ def _check_encodable(name: str, text: str) -> None:
         raise RequestError(f"{name} holds a lone surrogate, which no tokenizer knows") from exc
 
 
-def _refuse_unserved(
-    body: Mapping[str, Any], served: Set[str], harmless: Set[str], defaults: Mapping[str, Any]
-) -> None:
+def refuse_unserved(body: Mapping[str, Any], served: Set[str], harmless: Set[str], defaults: Mapping[str, Any]) -> None:
+    """Raises RequestError for a field that is neither served nor harmless, unless the value is empty or the default."""
     for name, value in body.items():
         if (
             name not in served
