@@ -81,11 +81,18 @@ def make_optimizer_state(module: Any) -> None:
 
 
 @after("megatron.core.transformer.moe.moe_utils")
-def route_without_te(module: Any) -> None:
-    """Name TransformerEngine's product of matrices, which megatron/core/transformer/moe/moe_utils.py asks for although
-    its import failed."""
+def route_without_gpu(module: Any) -> None:
+    """Let megatron/core/transformer/moe/moe_utils.py route tokens without TransformerEngine, whose product of matrices
+    has no name if its import failed, and turn counts of tokens into numbers that are on the CPU already."""
     if not hasattr(module, "te_general_gemm"):
         module.te_general_gemm = None
+    move = module.maybe_move_tensor_to_cpu
+
+    def to_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        moved = move(tensor, as_numpy=as_numpy, record_stream=record_stream)
+        return moved.numpy() if as_numpy and hasattr(moved, "numpy") else moved
+
+    module.maybe_move_tensor_to_cpu = to_cpu
 
 
 @after("miles.utils.replay_base")
