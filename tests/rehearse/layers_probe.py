@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import Namespace
-from pathlib import Path
 
 
 def shape(kind):
-    from transformers import LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+    from transformers import Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
     common = {
         "vocab_size": 64,
@@ -30,13 +28,16 @@ def shape(kind):
     match kind:
         case "qwen2":
             return Qwen2Config(**common)
-        case "llama":
-            return LlamaConfig(**common)
         case "qwen3":
             return Qwen3Config(head_dim=16, **common)
         case "moe":
             return Qwen3MoeConfig(
-                head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True, **common
+                head_dim=16,
+                num_experts=4,
+                num_experts_per_tok=2,
+                moe_intermediate_size=24,
+                norm_topk_prob=True,
+                **common,
             )
     raise ValueError(kind)
 
@@ -54,40 +55,47 @@ def make(kind, folder):
     model.save_pretrained(folder)
 
 
+_FLAGS = """
+--debug-train-only --swiglu --disable-bias-linear --normalization RMSNorm --group-query-attention
+--use-rotary-position-embeddings --untie-embeddings-and-output-weights --micro-batch-size 1
+--no-gradient-accumulation-fusion --no-rope-fusion --no-masked-softmax-fusion --no-persist-layer-norm
+--no-bias-swiglu-fusion --no-bias-dropout-fusion --use-cpu-initialization --make-vocab-size-divisible-by 1
+--distributed-backend gloo --attention-dropout 0 --hidden-dropout 0
+--num-rollout 1 --rollout-batch-size 2 --n-samples-per-prompt 1 --actor-num-nodes 1
+"""
+_KINDS = {
+    "qwen2": "--add-qkv-bias",
+    "qwen3": "--qk-layernorm --kv-channels 16",
+    "moe": "--qk-layernorm --kv-channels 16 --num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 24 "
+    "--moe-grouped-gemm --moe-token-dispatcher-type alltoall --moe-router-load-balancing-type none "
+    "--moe-aux-loss-coeff 0 --moe-router-score-function softmax --moe-layer-freq [1]*2",
+}
+_LAYOUTS = {
+    "": "",
+    "tp": "--tensor-model-parallel-size 2",
+    "sp": "--tensor-model-parallel-size 2 --sequence-parallel",
+    "cp": "--context-parallel-size 2",
+    "ep": "--expert-model-parallel-size 2",
+}
+
+
 def flags(kind, folder, layout):
     config = shape(kind)
-    words = [
-        *("--debug-train-only --swiglu --disable-bias-linear --normalization RMSNorm --group-query-attention").split(),
-        *("--use-rotary-position-embeddings --untie-embeddings-and-output-weights --micro-batch-size 1").split(),
-        *("--no-gradient-accumulation-fusion --no-rope-fusion --no-masked-softmax-fusion").split(),
-        *("--no-persist-layer-norm --no-bias-swiglu-fusion --no-bias-dropout-fusion --use-cpu-initialization").split(),
-        *("--make-vocab-size-divisible-by 1 --distributed-backend gloo --attention-dropout 0 --hidden-dropout 0").split(),
-        *("--num-rollout 1 --rollout-batch-size 2 --n-samples-per-prompt 1 --actor-num-nodes 1").split(),
-        *("--hf-checkpoint", folder, "--ref-load", folder, "--actor-num-gpus-per-node", str(2 if layout else 1)),
-        *("--num-layers", str(config.num_hidden_layers), "--hidden-size", str(config.hidden_size)),
-        *("--ffn-hidden-size", str(config.intermediate_size), "--vocab-size", str(config.vocab_size)),
-        *("--num-attention-heads", str(config.num_attention_heads)),
-        *("--num-query-groups", str(config.num_key_value_heads), "--norm-epsilon", str(config.rms_norm_eps)),
-        *("--rotary-base", str(int(config.rope_parameters["rope_theta"]))),
-    ]
-    words += {
-        "qwen2": ["--add-qkv-bias"],
-        "llama": [],
-        "qwen3": ["--qk-layernorm", "--kv-channels", "16"],
-        "moe": [
-            *("--qk-layernorm --kv-channels 16 --num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 24").split(),
-            *("--moe-grouped-gemm --moe-token-dispatcher-type alltoall --moe-router-load-balancing-type none").split(),
-            *("--moe-aux-loss-coeff 0 --moe-router-score-function softmax --moe-layer-freq [1]*2").split(),
-        ],
-    }[kind]
-    words += {
-        "": [],
-        "tp": ["--tensor-model-parallel-size", "2"],
-        "sp": ["--tensor-model-parallel-size", "2", "--sequence-parallel"],
-        "cp": ["--context-parallel-size", "2"],
-        "ep": ["--expert-model-parallel-size", "2"],
-    }[layout]
-    return words
+    sizes = {
+        "--hf-checkpoint": folder,
+        "--ref-load": folder,
+        "--actor-num-gpus-per-node": 2 if layout else 1,
+        "--num-layers": config.num_hidden_layers,
+        "--hidden-size": config.hidden_size,
+        "--ffn-hidden-size": config.intermediate_size,
+        "--vocab-size": config.vocab_size,
+        "--num-attention-heads": config.num_attention_heads,
+        "--num-query-groups": config.num_key_value_heads,
+        "--norm-epsilon": config.rms_norm_eps,
+        "--rotary-base": int(config.rope_parameters["rope_theta"]),
+    }
+    words = [str(word) for item in sizes.items() for word in item]
+    return [*_FLAGS.split(), *words, *_KINDS[kind].split(), *_LAYOUTS[layout].split()]
 
 
 def log_probs(model, sequences):

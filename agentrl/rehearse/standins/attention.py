@@ -57,7 +57,7 @@ class Attention(MegatronModule):  # type: ignore[misc]
     def _attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor | None
     ) -> torch.Tensor:
-        """Attention of (batch, heads, tokens, width) each. Without a mask each token sees itself and the tokens before."""
+        """Attention of (batch, heads, tokens, width) each. Without a mask a token sees itself and earlier tokens."""
         return torch.nn.functional.scaled_dot_product_attention(
             query,
             key,
@@ -72,7 +72,8 @@ class Attention(MegatronModule):  # type: ignore[misc]
 def _visible(share: int, rank: int, ranks: int) -> torch.Tensor:
     """Which keys of a sequence the queries of a context-parallel rank see: (share, ranks * share).
 
-    A sequence has 2 * `ranks` chunks. A rank has a chunk from the begin and a chunk from the end, `share` tokens in all.
+    A sequence has 2 * `ranks` chunks. A rank has a chunk from the front and a chunk from the back, `share` tokens in
+    all.
     """
     keys = torch.cat([_positions(share, other, ranks) for other in range(ranks)])
     return _positions(share, rank, ranks)[:, None] >= keys[None]

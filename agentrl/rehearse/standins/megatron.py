@@ -16,13 +16,13 @@ def start(module: Any) -> None:
 
     Megatron's tracker for inference keeps no states: dropout is not reproduced.
     """
-    import numpy
+    import numpy as np
     from megatron.core.tensor_parallel import random
 
     def seed(*args: Any, **kwargs: Any) -> None:
         random.initialize_rng_tracker(inference_rng_tracker=True)
 
-    module.np = _NumPy1(numpy)
+    module.np = _NumPy1(np)
     module.tensor_parallel = _Replaced(module.tensor_parallel, model_parallel_cuda_manual_seed=seed)
 
 
@@ -76,8 +76,6 @@ def make_optimizer_state(module: Any) -> None:
         return state_dict(self)
 
     module.DistributedOptimizer.state_dict = with_state
-
-
 
 
 @after("megatron.core.transformer.moe.moe_utils")

@@ -1,7 +1,7 @@
 """The server of an engine, as slime's SGLangEngine starts it: agentrl's LocalEngine with SGLang's endpoints.
 
-Each generation is appended to `$AGENTRL_REHEARSAL/engine/PID.jsonl`, a line of JSON with `t`, `input_ids`, `output_ids`,
-`log_probs`, `weight_version` (of the last token) and `finish`.
+Each generation is appended to `$AGENTRL_REHEARSAL/engine/PID.jsonl`: a line of JSON with `t`, `input_ids`,
+`output_ids`, `log_probs`, `weight_version` (of the last token) and `finish`.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def placement(module: Any) -> None:
 
 @after(*modules("utils.http_utils"))
 def router_process(module: Any) -> None:
-    """`run_router` of slime/utils/http_utils.py, the router's process: slime itself sees only that the process ended."""
+    """`run_router` of slime/utils/http_utils.py, the router's process, of which slime sees only the end."""
     _wrap(module, "run_router", errors_of("router"))
 
 
@@ -169,7 +169,7 @@ def errors_of(name: str) -> Wrapper:
 
 
 def logging_samples(split: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator for `_split_train_data_by_dp`, which gets the training data of all samples. The samples are logged."""
+    """A decorator for `_split_train_data_by_dp`, which gets the training data of all samples, and logs the samples."""
 
     @functools.wraps(split)
     def wrapped(manager: Any, data: Any, *args: Any, **kwargs: Any) -> Any:

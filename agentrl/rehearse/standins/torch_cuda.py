@@ -15,11 +15,18 @@ from typing import Any
 
 from agentrl.rehearse.standins.imports import after, before
 
-_NOTHING = (
-    "set_device synchronize empty_cache reset_peak_memory_stats reset_max_memory_allocated manual_seed manual_seed_all "
-    "ipc_collect set_rng_state"
-).split()
-_ZERO = "memory_allocated memory_reserved max_memory_allocated max_memory_reserved".split()
+_NOTHING = [
+    "set_device",
+    "synchronize",
+    "empty_cache",
+    "reset_peak_memory_stats",
+    "reset_max_memory_allocated",
+    "manual_seed",
+    "manual_seed_all",
+    "ipc_collect",
+    "set_rng_state",
+]
+_ZERO = ["memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"]
 ACTOR_METHODS = ("init", "train", "save_model", "update_weights", "sleep", "wake_up", "clear_memory")
 """The methods of slime's MegatronTrainRayActor that compute."""
 
