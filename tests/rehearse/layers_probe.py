@@ -120,6 +120,7 @@ def main(kind, folder, rank, ranks, layout):
     sys.argv = ["train.py", *flags(kind, folder, layout)]
     import torch
     from megatron.training.training import get_model
+    from safetensors.torch import load_file
     from slime.backends.megatron_utils import initialize
     from slime.backends.megatron_utils.cp_utils import slice_with_cp
     from slime.backends.megatron_utils.hf_to_megatron import load_hf_weights
@@ -148,7 +149,7 @@ def main(kind, folder, rank, ranks, layout):
             worst = max(worst, *(share - expected)[real].abs().flatten().tolist(), 0.0)
         print("worst", worst)
         if not layout:
-            given = theirs.state_dict()
+            given = load_file(f"{folder}/model.safetensors")
             handed = {}
             for name, parameter in model[0].named_parameters():
                 full = name if name.startswith("module.module.") else f"module.module.{name.removeprefix('module.')}"

@@ -40,7 +40,7 @@ class Attention(MegatronModule):  # type: ignore[misc]
         """
         if packed_seq_params is None:
             query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
-            return self._attend(query, key, value, None).permute(2, 0, 1, 3).flatten(2)
+            return self._attend(query, key, value).permute(2, 0, 1, 3).flatten(2)
         group = parallel_state.get_context_parallel_group()
         ranks, shares = group.size(), query.size(0)
         if ranks > 1:
@@ -49,13 +49,13 @@ class Attention(MegatronModule):  # type: ignore[misc]
         for start, end in pairwise((packed_seq_params.cu_seqlens_q // ranks).tolist()):
             rows = [slice(rank * shares + start, rank * shares + end) for rank in range(ranks)]
             sequence = query[start:end], *(torch.cat([tensor[part] for part in rows]) for tensor in (key, value))
-            heads_first = (tensor.transpose(0, 1)[None] for tensor in sequence)
+            heads_first = [tensor.transpose(0, 1)[None] for tensor in sequence]
             visible = _visible(end - start, group.rank(), ranks) if ranks > 1 else None
-            outputs.append(self._attend(*heads_first, visible)[0].transpose(0, 1))
+            outputs.append(self._attend(*heads_first, visible=visible)[0].transpose(0, 1))
         return torch.cat(outputs).flatten(1)
 
     def _attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor | None
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Attention of (batch, heads, tokens, width) each. Without a mask a token sees itself and earlier tokens."""
         return torch.nn.functional.scaled_dot_product_attention(

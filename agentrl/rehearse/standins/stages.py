@@ -125,7 +125,8 @@ def plain_class(actor: Any) -> Any:
 
 def rollout_of_keyword(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
     """slime's `rollout_id`, the first argument of a method."""
-    return kwargs.get("rollout_id", args[1] if len(args) > 1 else None)
+    rollout: int | None = kwargs.get("rollout_id", args[1] if len(args) > 1 else None)
+    return rollout
 
 
 def rollout_of_manager(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:

@@ -91,7 +91,7 @@ def replace() -> None:
     cuda.stream = lambda *_: nullcontext()
     cuda.current_stream = cuda.default_stream = lambda *_: stream
     cuda.nvtx.range_push = cuda.nvtx.range_pop = lambda *_, **__: None
-    torch._C._host_emptyCache = lambda: None  # type: ignore[attr-defined] # slime/utils/memory_utils.py
+    torch._C._host_emptyCache = lambda: None  # slime/utils/memory_utils.py
 
 
 def on_cpu() -> Any:
