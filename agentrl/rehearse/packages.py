@@ -132,7 +132,7 @@ def _locked_install(home: Path, say: Say) -> None:
 
 
 def _install(home: Path, say: Say) -> None:
-    """Make the environment from nothing. The marker `finished` is the last step, so a killed installation starts anew."""
+    """Make the environment from nothing. The marker `finished` comes last, so a killed installation starts anew."""
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir()
     say(f"installing the packages of the rehearsal into {home} (once, about two minutes and 1.6 GB)")

@@ -1,178 +1,147 @@
-"""Stages from recorded events and logs: how each ended, and the cause in one line."""
+"""The hooks of stages, around functions with the names and arguments that slime's have."""
 
 from __future__ import annotations
 
-import json
+import argparse
+import os
+from types import SimpleNamespace
 
 import pytest
 
-from agentrl.rehearse.stages import (
-    SECOND_UPDATE,
-    EventFiles,
-    State,
-    Watch,
-    expected_stages,
-    first_exception,
-    innermost,
-    log_lines,
-)
-
-ALL = expected_stages(evaluates=True, saves=True, rollouts=2)
-TRAINERS = (21, 22)
+from agentrl.rehearse.standins import events, stages
 
 
-class Recorded:
-    """Events of a run, a second apart."""
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(events.FOLDER_VARIABLE, str(tmp_path))
+    return tmp_path
 
-    def __init__(self):
-        self.events, self.time = [], 100.0
 
-    def add(self, stage, event, pid=1, rollout=None, **more):
-        self.time += 1.0
-        self.events.append({"t": self.time, "pid": pid, "stage": stage, "event": event, "rollout": rollout, **more})
-        return self
+def short(folder):
+    return [(event["stage"], event["event"], event["rollout"]) for event in events.read(folder)]
 
-    def whole(self, stage, *pids, rollout=None):
-        for event in ("begin", "end"):
-            for pid in pids or (1,):
-                self.add(stage, event, pid, rollout)
-        return self
+
+def read_arguments(words):
+    def parse_args():
+        parser = argparse.ArgumentParser(exit_on_error=True)
+        parser.add_argument("--number", type=int)
+        return parser.parse_args(words)
+
+    module = SimpleNamespace(parse_args=parse_args)
+    stages.arguments(module)
+    return module.parse_args()
+
+
+def test_the_arguments_are_logged(folder):
+    assert read_arguments(["--number", "3"]).number == 3
+    data = [event["data"] for event in events.read(folder) if event["event"] == "data"]
+    assert data == [{"args": {"number": 3}}]
+
+
+def test_a_wrong_argument_is_an_error_with_its_reason(folder, capsys):
+    with pytest.raises(SystemExit):
+        read_arguments(["--number", "three"])
+    errors = [event["error"] for event in events.read(folder) if event["event"] == "error"]
+    assert errors == ["ValueError: argument --number: invalid int value: 'three'"]
+    assert "invalid int value" in capsys.readouterr().err
+
+
+class Manager:
+    """The methods of slime's RolloutManager that have hooks, with their order of calls."""
+
+    rollout_id = -1
+
+    def __init__(self, reward):
+        self.reward = reward
+
+    def _get_rollout_data(self, rollout_id):
+        return [self.reward], None
+
+    def _convert_samples_to_train_data(self, samples):
+        return {"tokens": [[1, 2]], "loss_masks": [[1]], "raw_reward": [1 / samples[0]]}
+
+    def _split_train_data_by_dp(self, data):
+        return [data]
+
+    def generate(self, rollout_id):
+        self.rollout_id = rollout_id
+        data, _ = self._get_rollout_data(rollout_id=rollout_id)
+        return self._split_train_data_by_dp(self._convert_samples_to_train_data(data))
+
+    def eval(self, rollout_id):
+        return rollout_id
 
 
 @pytest.fixture
-def run():
-    """The events of a run of one rollout, up to its second weight update."""
-    recorded = Recorded()
-    for stage in ("arguments", "ray", "placement", "router"):
-        recorded.whole(stage)
-    recorded.whole("engines", 11, 12).whole("actors", *TRAINERS).whole("weights", *TRAINERS)
-    recorded.whole("evaluation", 2, rollout=0).whole("rollout", 2, rollout=0).whole("conversion", 2, rollout=0)
-    recorded.whole("training", *TRAINERS, rollout=0).whole("checkpoint", *TRAINERS, rollout=0)
-    return recorded.whole("weights", *TRAINERS)
+def manager(monkeypatch):
+    kind = type("Manager", (Manager,), {})
+    module = SimpleNamespace(_start_router=lambda args: ("127.0.0.1", 1), RolloutManager=kind)
+    stages.rollout_manager(module)
+    return module
 
 
-def by_name(stages):
-    return {stage.name: stage for stage in stages}
-
-
-def test_a_run_that_reaches_everything(run):
-    watch = Watch(ALL)
-    watch.add(run.events)
-    stages = watch.stages()
-    assert [stage.name for stage in stages] == ALL
-    assert {stage.state for stage in stages} == {State.OK}
-    assert by_name(stages)["training"].seconds == 3.0, "from the first begin to the last end"
-
-
-def test_the_second_update_is_a_stage_of_its_own(run):
-    watch = Watch(ALL)
-    watch.add(run.events[:-4])
-    stages = by_name(watch.stages())
-    assert (stages["weights"].state, stages["weights"].times) == (State.OK, 1)
-    assert stages[SECOND_UPDATE].state == State.NOT_REACHED
-    assert watch.current() == SECOND_UPDATE
-
-
-def test_a_stage_that_raises_is_named_with_its_first_cause(run, tmp_path):
-    log = tmp_path / "log.txt"
-    log.write_text(
-        "starting\n"
-        "\x1b[36m(RolloutManager pid=5)\x1b[0m Traceback (most recent call last):\n"
-        "\x1b[36m(RolloutManager pid=5)\x1b[0m ValueError: too many values to unpack (expected 2)\n"
-        "ray.exceptions.RayTaskError(ValueError): \x1b[36mray::RolloutManager.generate()\x1b[39m\n"
-    )
-    run.events = [event for event in run.events if event["stage"] not in ("training", "checkpoint", "conversion")]
-    run.add("conversion", "begin", 2, 0).add("conversion", "error", 2, 0, error="ValueError: too many values to unpack (expected 2)")
-    run.add("rollout", "error", 1, None, error="RayTaskError(ValueError): ray::RolloutManager.generate()\nValueError: too many")
-    watch = Watch(ALL)
-    watch.add(run.events)
-    stages = by_name(watch.failed("with status 1", log))
-    assert stages["conversion"].state == State.FAILED
-    assert stages["conversion"].cause == "ValueError: too many values to unpack (expected 2)"
-    assert stages["conversion"].place == f"{log}:3"
-    assert stages["training"].state == State.NOT_REACHED
-    assert stages["rollout"].state == State.OK
-
-
-def test_an_error_before_the_first_event_is_of_the_first_stage(tmp_path):
-    log = tmp_path / "log.txt"
-    log.write_text("train.py: error: argument --router-policy: invalid choice: 'x'\n")
-    stages = Watch(ALL).failed("with status 2", log)
-    assert stages[0].name == "arguments"
-    assert stages[0].state == State.FAILED
-    assert "invalid choice" in stages[0].cause
-    assert stages[0].place == f"{log}:1"
-
-
-def test_a_killed_process_is_named_by_the_stage_that_it_left_open(run, tmp_path):
-    log = tmp_path / "log.txt"
-    log.write_text("Traceback (most recent call last):\n  x\nray.exceptions.ActorDiedError: The actor died unexpectedly\n")
-    watch = Watch(ALL)
-    watch.add([event for event in run.events if event["stage"] not in ("training", "checkpoint")][:-4])
-    watch.add([{"t": 200.0, "pid": 21, "stage": "training", "event": "begin", "rollout": 0}])
-    stages = by_name(watch.failed("with status 1", log))
-    assert stages["training"].state == State.FAILED
-    assert stages["training"].cause == "ray.exceptions.ActorDiedError: The actor died unexpectedly"
-
-
-def test_a_stage_that_hangs_is_timed_out(run, tmp_path):
-    watch = Watch(ALL)
-    events = [event for event in run.events if event["stage"] in ("arguments", "ray")]
-    watch.add([*events, {"t": 200.0, "pid": 1, "stage": "placement", "event": "begin", "rollout": None}])
-    stages = by_name(watch.failed("", tmp_path / "log.txt", timed_out=True, limit_s=30))
-    assert stages["placement"].state == State.TIMED_OUT
-    assert "30 s (--timeout)" in stages["placement"].cause
-
-
-def test_a_failure_without_any_trace_has_the_last_line(tmp_path):
-    log = tmp_path / "log.txt"
-    log.write_text("one\nSegmentation fault\n")
-    stages = Watch(ALL).failed("by signal SIGSEGV", log)
-    assert stages[0].cause == "the program ended by signal SIGSEGV: Segmentation fault"
-
-
-def test_stages_that_a_launch_lacks_are_not_expected():
-    names = expected_stages(evaluates=False, saves=False, rollouts=0)
-    assert not {"evaluation", "checkpoint", SECOND_UPDATE} & {*names}
-
-
-def test_rays_wrapper_is_no_cause():
-    error = (
-        "RayTaskError(ValueError): \x1b[36mray::RolloutManager.generate()\x1b[39m (pid=5, ip=127.0.0.2)\n"
-        '  File "x.py", line 1, in f\n    raise ValueError("x")\nValueError: the reason\n'
-    )
-    assert innermost(error) == "ValueError: the reason"
-
-
-def test_the_first_exception_counts_and_warnings_do_not():
-    lines = [
-        "UserWarning: nothing",
-        "Traceback (most recent call last):",
-        '  File "a.py", line 1, in f',
-        "FileNotFoundError: [Errno 2] No such file",
-        "Traceback (most recent call last):",
-        "ray.exceptions.RayTaskError(FileNotFoundError): ray::f()",
+def test_a_rollout_has_a_conversion_after_it(folder, manager):
+    assert manager._start_router(None) == ("127.0.0.1", 1)
+    manager.RolloutManager(2).generate(4)
+    manager.RolloutManager(2).eval(rollout_id=5)
+    assert short(folder) == [
+        ("router", "begin", None),
+        ("router", "end", None),
+        ("rollout", "begin", 4),
+        ("rollout", "end", 4),
+        ("conversion", "begin", 4),
+        ("conversion", "end", 4),
+        ("conversion", "begin", 4),
+        ("conversion", "end", 4),
+        ("evaluation", "begin", 5),
+        ("evaluation", "end", 5),
     ]
-    assert first_exception(lines) == (4, "FileNotFoundError: [Errno 2] No such file")
-    assert first_exception(["all is well"]) == (0, "")
+    assert list((folder / "samples").iterdir())
 
 
-def test_event_files_are_read_as_they_grow(tmp_path):
-    files = EventFiles(tmp_path)
-    assert files.new() == []
-    (tmp_path / "events").mkdir()
-    file = tmp_path / "events/5.jsonl"
-    line = json.dumps({"t": 2.0, "pid": 5, "stage": "ray", "event": "begin"})
-    file.write_text(f"{line}\n{line[:10]}")
-    assert len(files.new()) == 1
-    with file.open("a") as more:
-        more.write(f"{line[10:]}\nno json\n")
-    (tmp_path / "events/6.jsonl").write_text(json.dumps({"t": 1.0, "pid": 6, "stage": "ray", "event": "end"}) + "\n")
-    assert [event["t"] for event in files.new()] == [1.0, 2.0]
-    assert files.new() == []
+def test_the_error_of_a_conversion_is_no_error_of_the_rollout(folder, manager):
+    with pytest.raises(ZeroDivisionError):
+        manager.RolloutManager(0).generate(0)
+    assert [entry for entry in short(folder) if entry[1] == "error"] == [("conversion", "error", 0)]
 
 
-def test_log_lines_have_no_colours_and_no_names_of_workers(tmp_path):
-    (tmp_path / "log").write_text("\x1b[36m(RolloutManager pid=5)\x1b[0m text\nother (x)\n")
-    assert log_lines(tmp_path / "log") == ["text", "other (x)"]
-    assert log_lines(tmp_path / "missing") == []
+def test_a_class_behind_ray_is_wrapped():
+    kind = type("Manager", (Manager,), {})
+    actor = SimpleNamespace(__ray_metadata__=SimpleNamespace(modified_class=kind))
+    assert stages.plain_class(actor) is kind
+    assert stages.plain_class(kind) is kind
+
+
+def test_metrics_are_logged_with_their_stage(folder):
+    seen = []
+    module = SimpleNamespace(log=lambda args, metrics, step_key: seen.append(metrics))
+    stages.metrics(module)
+    for key in ("train/step", "rollout/step", "eval/step"):
+        module.log(None, {key: 2, "x": 1.5}, step_key=key)
+    assert len(seen) == 3
+    assert [event["stage"] for event in events.read(folder)] == ["training", "rollout", "evaluation"]
+    assert events.read(folder)[0]["data"] == {"step": 2, "metrics": {"train/step": 2, "x": 1.5}}
+
+
+@pytest.mark.ray
+@pytest.mark.thorough
+def test_the_hooks_reach_rays_workers(folder, tmp_path):
+    """Ray pickles a decorated class by value: the wrappers must work in the worker."""
+    import ray
+
+    ray.init(
+        num_cpus=1,
+        include_dashboard=False,
+        runtime_env={"env_vars": {events.FOLDER_VARIABLE: str(folder)}},
+        _temp_dir=str(tmp_path)[:50],
+    )
+    try:
+        actor = ray.remote(Manager)
+        stages.rollout_manager(SimpleNamespace(_start_router=print, RolloutManager=actor))
+        with pytest.raises(ray.exceptions.RayTaskError):
+            ray.get(actor.remote(0).generate.remote(7))
+    finally:
+        ray.shutdown()
+    assert ("conversion", "error", 7) in short(folder)
+
+    assert {event["pid"] for event in events.read(folder)} != {os.getpid()}

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from agentrl.rehearse.standins.tensors import FlattenedTensorBucket, MultiprocessingSerializer
+from agentrl.rehearse.standins.tensors import FlattenedTensorBucket, MultiprocessingSerializer  # noqa: E402
 
 
 @pytest.fixture

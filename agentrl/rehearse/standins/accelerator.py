@@ -20,75 +20,83 @@ def register(module: Any) -> None:
 
 
 def cpu_class() -> Any:
-    """The subclass of slime's TorchAccelerator. Imports slime."""
-    import torch
+    """`Cpu` as a subclass of slime's TorchAccelerator. Imports slime."""
     from slime.utils.accelerator.torch_accelerator import TorchAccelerator
 
-    class CpuAccelerator(TorchAccelerator):  # type: ignore[misc, unused-ignore]
-        """One CPU, with gloo for the messages between processes."""
+    return type("CpuAccelerator", (Cpu, TorchAccelerator), {})
 
-        name = device_type = "cpu"
-        communication_backend_name = "gloo"
 
-        def _module(self) -> Any:
-            return torch.cpu
+class Cpu:
+    """One CPU, with gloo for the messages between processes."""
 
-        def is_available(self) -> bool:
-            return True
+    name = device_type = "cpu"
+    communication_backend_name = "gloo"
 
-        def device_name(self, index: Any = None) -> str:
-            return "cpu"
+    def _module(self) -> Any:
+        import torch
 
-        def current_device(self) -> str:
-            return "cpu"
+        return torch.cpu
 
-        def set_device(self, index: Any) -> None:
-            pass
+    def is_available(self) -> bool:
+        return True
 
-        def device_count(self) -> int:
-            return 1
+    def device_name(self, index: Any = None) -> str:
+        return "cpu"
 
-        def synchronize(self, device: Any = None) -> None:
-            pass
+    def current_device(self) -> str:
+        return "cpu"
 
-        def empty_cache(self) -> None:
-            pass
+    def device_count(self) -> int:
+        return 1
 
-        def ipc_collect(self) -> None:
-            pass
+    def set_device(self, index: Any) -> None:
+        """There is one device."""
 
-        def mem_get_info(self, device: Any = None) -> tuple[int, int]:
-            return free_ram(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    def synchronize(self, device: Any = None) -> None:
+        """A CPU computes at once."""
 
-        def memory_allocated(self, device: Any = None) -> int:
-            import psutil
+    def empty_cache(self) -> None:
+        """torch keeps no cache of the CPU's memory."""
 
-            return int(psutil.Process().memory_info().rss)
+    def ipc_collect(self) -> None:
+        """Tensors go by value."""
 
-        memory_reserved = memory_allocated
+    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
+        return free_ram(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
-        def get_device_properties(self, device: Any = None) -> Any:
-            return SimpleNamespace(name="cpu", uuid="cpu")
+    def memory_allocated(self, device: Any = None) -> int:
+        import psutil
 
-        def distributed_device_id(self, index: Any = None) -> None:
-            return None
+        return int(psutil.Process().memory_info().rss)
 
-        def resolve_visible_device_id(self, physical_device_id: Any) -> int:
-            """Return Ray's number of the logical GPU: CUDA_VISIBLE_DEVICES has no meaning here."""
-            return int(float(physical_device_id))
+    memory_reserved = memory_allocated
 
-        def supports(self, capability: str) -> bool:
-            return capability in {"requires_cpu_initialization", "bf16", "amp", "rng"}
+    def get_device_properties(self, device: Any = None) -> Any:
+        return SimpleNamespace(name="cpu", uuid="cpu")
 
-        def manual_seed(self, seed: int) -> None:
-            torch.manual_seed(seed)
+    def distributed_device_id(self, index: Any = None) -> None:
+        """gloo takes no device."""
 
-        manual_seed_all = manual_seed
+    def resolve_visible_device_id(self, physical_device_id: Any) -> int:
+        """Return Ray's number of the logical GPU: CUDA_VISIBLE_DEVICES has no meaning here."""
+        return int(float(physical_device_id))
 
-        def get_rng_state(self, device: Any = None) -> Any:
-            return torch.get_rng_state()
+    def supports(self, capability: str) -> bool:
+        return capability in {"requires_cpu_initialization", "bf16", "amp", "rng"}
 
-        def set_rng_state(self, state: Any, device: Any = None) -> None:
-            torch.set_rng_state(state)
+    def manual_seed(self, seed: int) -> None:
+        import torch
 
-    return CpuAccelerator
+        torch.manual_seed(seed)
+
+    manual_seed_all = manual_seed
+
+    def get_rng_state(self, device: Any = None) -> Any:
+        import torch
+
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: Any, device: Any = None) -> None:
+        import torch
+
+        torch.set_rng_state(state)

@@ -5,17 +5,18 @@ Each process writes to `$AGENTRL_REHEARSAL/events/PID.jsonl`. A line is an objec
 - `t`: seconds since 1970
 - `pid`: the process
 - `stage`: a name of `STAGES`
-- `event`: `begin`, `end`, `error` (the stage raised), or `data` (`data` has values that slime logs or that a hook reads)
+- `event`: `begin`, `end`, `error` (the stage raised), or `data` (`data` has values that slime logs or a hook reads)
 - `rollout`: the number of slime's rollout, or null
 - `error`: only for `error`: the type of the exception, a colon, the text. The text may have several lines.
 - `trace`: only for `error`: `file:line` where the exception was raised
 - `data`: an object, for any event
 
 The data of `training`, `rollout` and `evaluation` have `metrics` (the dict that slime logs) and `step`. The data of
-`arguments` have `args`. Before training, the samples that slime trains are appended to
-`$AGENTRL_REHEARSAL/samples/PID.jsonl`, a line for each sample: `rollout`, `index` (slime's sample index), `group` (slime's
-rollout_id of the sample), `tokens`, `loss_mask`, `log_probs` (the last two for the response, null where slime has none),
-`reward` (raw).
+`arguments` have `args`.
+
+Before training, the samples that slime trains are appended to `$AGENTRL_REHEARSAL/samples/PID.jsonl`. The line of a
+sample has `rollout`, `index` (slime's sample index), `group` (slime's rollout_id of the sample), `tokens`, `loss_mask`
+and `log_probs` (of the response's tokens) and `reward` (raw). A value that slime does not have is null.
 
 A stage that runs in several processes, or several times, has several events. `begin` and `end` of a process alternate
 for each pair of stage and rollout. A process that is killed writes no `end`.

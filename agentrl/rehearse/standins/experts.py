@@ -46,7 +46,7 @@ class _Experts(torch.nn.Module):
 
     def forward(self, tokens: torch.Tensor, counts: list[int]) -> tuple[torch.Tensor, None]:
         """Apply expert i to the next `counts[i]` tokens. `tokens` is (tokens, input)."""
-        parts = tokens.split(counts)
+        parts = torch.split(tokens, counts)
         weights = (getattr(self, f"weight{expert}") for expert in range(self.num_gemms))
         outputs = [torch.nn.functional.linear(part, weight) for part, weight in zip(parts, weights, strict=True)]
         return torch.cat(outputs), None

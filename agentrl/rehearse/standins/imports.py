@@ -77,11 +77,11 @@ class _Loader(Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        for function in _before.get(self._name, ()):
-            function()
+        for prepare in _before.get(self._name, ()):
+            prepare()
         self._loader.exec_module(module)
-        for function in _after.get(self._name, ()):
-            function(module)
+        for change in _after.get(self._name, ()):
+            change(module)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)  # get_source and others, for tracebacks and inspect

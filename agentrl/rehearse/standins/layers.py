@@ -40,7 +40,9 @@ class NormedColumnParallelLinear(ColumnParallelLinear):  # type: ignore[misc]
 class Linear(torch.nn.Module):
     """TELinear with `parallel_mode="duplicated"`: the same layer on each rank, for multi-head latent attention."""
 
-    def __init__(self, input_size: int, output_size: int, *, config: Any, init_method: Any, bias: bool, **_: Any) -> None:
+    def __init__(
+        self, input_size: int, output_size: int, *, config: Any, init_method: Any, bias: bool, **_: Any
+    ) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.empty(output_size, input_size, dtype=config.params_dtype))
         if config.perform_initialization:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from agentrl.rehearse.standins.imports import after
@@ -15,13 +16,13 @@ def start(module: Any) -> None:
 
     Megatron's tracker for inference keeps no states: dropout is not reproduced.
     """
-    import numpy
+    import numpy as np
     from megatron.core.tensor_parallel import random
 
     def seed(*args: Any, **kwargs: Any) -> None:
         random.initialize_rng_tracker(inference_rng_tracker=True)
 
-    module.np = _NumPy1(numpy)
+    module.np = _NumPy1(np)
     module.tensor_parallel = _Replaced(module.tensor_parallel, model_parallel_cuda_manual_seed=seed)
 
 
@@ -77,3 +78,40 @@ def make_optimizer_state(module: Any) -> None:
     module.DistributedOptimizer.state_dict = with_state
 
 
+@after("megatron.core.transformer.moe.moe_utils")
+def route_without_gpu(module: Any) -> None:
+    """Let megatron/core/transformer/moe/moe_utils.py route tokens without TransformerEngine, whose product of matrices
+    has no name if its import failed, and turn counts of tokens into numbers that are on the CPU already."""
+    if not hasattr(module, "te_general_gemm"):
+        module.te_general_gemm = None
+    move = module.maybe_move_tensor_to_cpu
+
+    def to_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        moved = move(tensor, as_numpy=as_numpy, record_stream=record_stream)
+        return moved.numpy() if as_numpy and hasattr(moved, "numpy") else moved
+
+    module.maybe_move_tensor_to_cpu = to_cpu
+
+
+@after("miles.utils.replay_base")
+def replay_routing(module: Any) -> None:
+    """Let the Megatron of miles-rl's wheel record and replay experts by slime/utils/routing_replay.py.
+
+    slime's own Megatron calls slime's functions at the same two places, by docker/patch/latest/megatron.patch.
+    """
+    if "slime" in sys.modules:
+        module.routing_replay_manager = _SlimeReplay()
+
+
+class _SlimeReplay:
+    """The two methods of miles' manager that Megatron calls."""
+
+    def register_to_module(self, module: Any, attr_name: str) -> None:
+        from slime.utils.routing_replay import register_routing_replay
+
+        register_routing_replay(module)
+
+    def get_topk_fn(self, old_topk_fn: Any, return_probs: bool) -> Any:
+        from slime.utils.routing_replay import get_routing_replay_compute_topk
+
+        return get_routing_replay_compute_topk(old_topk_fn)

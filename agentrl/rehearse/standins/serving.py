@@ -1,7 +1,7 @@
 """The server of an engine, as slime's SGLangEngine starts it: agentrl's LocalEngine with SGLang's endpoints.
 
-Each generation is appended to `$AGENTRL_REHEARSAL/engine/PID.jsonl`, a line of JSON with `t`, `input_ids`, `output_ids`,
-`log_probs`, `weight_version` (of the last token) and `finish`.
+Each generation is appended to `$AGENTRL_REHEARSAL/engine/PID.jsonl`: a line of JSON with `t`, `input_ids`,
+`output_ids`, `log_probs`, `weight_version` (of the last token) and `finish`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from agentrl.engine.base import EngineWrapper
 from agentrl.rehearse.standins import events
 from agentrl.types import Generation, SamplingParams
 
@@ -40,55 +39,40 @@ def launch_server(server_args: Any) -> None:
 async def _serve(args: Any) -> None:
     from agentrl.cli.models import open_model
     from agentrl.engine.sglang import server
-    from agentrl.rehearse.standins import weights
 
     config = json.loads(os.environ.get(CONFIG_VARIABLE, "{}"))
     async with open_model(args.model_path, "cpu", "local", config) as opened:
-        engine = LoggedEngine(opened.engine, Path(os.environ[events.FOLDER_VARIABLE]) / f"engine/{os.getpid()}.jsonl")
-        weights.add_routes(server, engine, asdict(args))
+        log_generations(opened.engine, Path(os.environ[events.FOLDER_VARIABLE]) / f"engine/{os.getpid()}.jsonl")
         await server.serve(
-            engine,
+            opened.engine,
             args.host,
             args.port,
             model_name=args.model_path,
             encode=lambda text: opened.tokenizer.encode(text, add_special_tokens=False),
             decode=opened.renderer.decode,
+            server_args=asdict(args),
             on_ready=lambda url: logging.info("ready: %s", url),
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LoggedEngine(EngineWrapper):
-    """An engine that appends each generation to `file`."""
+def log_generations(engine: Any, file: Path) -> None:
+    """Let an engine append each generation to `file`."""
+    generate = engine.generate
 
-    file: Path
-
-    async def generate(
-        self, input_ids: Sequence[int], sampling_params: SamplingParams, **fields: Any
-    ) -> Generation:
-        generation: Generation = await self.engine.generate(input_ids, sampling_params, **fields)
-        events.append(
-            self.file,
-            {
-                "t": time.time(),
-                "input_ids": list(input_ids),
-                "output_ids": list(generation.tokens),
-                "log_probs": list(generation.log_probs),
-                "weight_version": generation.weight_version,
-                "finish": generation.finish_reason,
-            },
-        )
+    async def logged(input_ids: Sequence[int], sampling_params: SamplingParams, **fields: Any) -> Generation:
+        generation: Generation = await generate(input_ids, sampling_params, **fields)
+        line = {
+            "t": time.time(),
+            "input_ids": list(input_ids),
+            "output_ids": list(generation.tokens),
+            "log_probs": list(generation.log_probs),
+            "weight_version": generation.weight_version,
+            "finish": generation.finish_reason,
+        }
+        events.append(file, line)
         return generation
 
-    @property
-    def weight_version(self) -> Any:
-        return getattr(self.engine, "weight_version", None)
-
-    def load_weights(self, weights: Any, version: str) -> None:
-        self.engine.load_weights(weights, version)  # type: ignore[attr-defined]
-
-    def state_dict(self) -> Any:
-        return self.engine._model.state_dict()  # type: ignore[attr-defined]
+    engine.generate = logged
 
 
 def kill_process_tree(pid: int, include_parent: bool = True, skip_pid: int | None = None) -> None:

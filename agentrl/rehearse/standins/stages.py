@@ -65,7 +65,7 @@ def placement(module: Any) -> None:
 
 @after(*modules("utils.http_utils"))
 def router_process(module: Any) -> None:
-    """`run_router` of slime/utils/http_utils.py, the router's process: slime itself sees only that the process ended."""
+    """`run_router` of slime/utils/http_utils.py, the router's process, of which slime sees only the end."""
     _wrap(module, "run_router", errors_of("router"))
 
 
@@ -125,7 +125,8 @@ def plain_class(actor: Any) -> Any:
 
 def rollout_of_keyword(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
     """slime's `rollout_id`, the first argument of a method."""
-    return kwargs.get("rollout_id", args[1] if len(args) > 1 else None)
+    rollout: int | None = kwargs.get("rollout_id", args[1] if len(args) > 1 else None)
+    return rollout
 
 
 def rollout_of_manager(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
@@ -169,7 +170,7 @@ def errors_of(name: str) -> Wrapper:
 
 
 def logging_samples(split: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator for `_split_train_data_by_dp`, which gets the training data of all samples. The samples are logged."""
+    """A decorator for `_split_train_data_by_dp`, which gets the training data of all samples, and logs the samples."""
 
     @functools.wraps(split)
     def wrapped(manager: Any, data: Any, *args: Any, **kwargs: Any) -> Any:

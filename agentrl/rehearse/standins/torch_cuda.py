@@ -9,16 +9,24 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 from agentrl.rehearse.standins.imports import after, before
 
-_NOTHING = (
-    "set_device synchronize empty_cache reset_peak_memory_stats reset_max_memory_allocated manual_seed manual_seed_all "
-    "ipc_collect set_rng_state"
-).split()
-_ZERO = "memory_allocated memory_reserved max_memory_allocated max_memory_reserved".split()
+_NOTHING = [
+    "set_device",
+    "synchronize",
+    "empty_cache",
+    "reset_peak_memory_stats",
+    "reset_max_memory_allocated",
+    "manual_seed",
+    "manual_seed_all",
+    "ipc_collect",
+    "set_rng_state",
+]
+_ZERO = ["memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"]
 ACTOR_METHODS = ("init", "train", "save_model", "update_weights", "sleep", "wake_up", "clear_memory")
 """The methods of slime's MegatronTrainRayActor that compute."""
 
@@ -41,6 +49,24 @@ class Event:
         return 0.0
 
 
+class Stream:
+    """torch.cuda.Stream on a device that computes at once."""
+
+    def __init__(self, *device: Any, **options: Any) -> None: ...
+
+    def record_event(self, event: Event | None = None) -> Event:
+        return event or Event()
+
+    def wait_event(self, event: Any) -> None: ...
+
+    def wait_stream(self, stream: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+
 @before("megatron.core")
 def replace() -> None:
     """Let the functions of torch.cuda that Megatron calls act on the CPU."""
@@ -61,10 +87,11 @@ def replace() -> None:
     cuda.get_device_properties = lambda *_, **__: SimpleNamespace(
         name="cpu", major=9, minor=0, total_memory=1 << 34, multi_processor_count=1
     )
-    cuda.Stream, cuda.stream, cuda.Event = torch.cpu.Stream, torch.cpu.stream, Event
-    cuda.current_stream = cuda.default_stream = torch.cpu.current_stream
+    cuda.Event, cuda.Stream, stream = Event, Stream, Stream()
+    cuda.stream = lambda *_: nullcontext()
+    cuda.current_stream = cuda.default_stream = lambda *_: stream
     cuda.nvtx.range_push = cuda.nvtx.range_pop = lambda *_, **__: None
-    torch._C._host_emptyCache = lambda: None  # type: ignore[attr-defined] # slime/utils/memory_utils.py
+    torch._C._host_emptyCache = lambda: None  # slime/utils/memory_utils.py
 
 
 def on_cpu() -> Any:

@@ -1,4 +1,4 @@
-"""Stands in for the package torch_memory_saver, which moves a sleeping trainer's memory off the GPU. Here nothing moves.
+"""Stands in for torch_memory_saver, which moves a sleeping trainer's memory off the GPU. Here nothing moves.
 
 slime/backends/megatron_utils/actor.py calls `pause`, `resume` and `disable`. slime/ray/actor_group.py preloads a
 library that lies beside the package, into each Megatron actor. So `__file__` names a folder of the rehearsal, which has
