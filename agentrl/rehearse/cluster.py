@@ -145,6 +145,7 @@ def ray_variables(port: int) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_memory_usage_threshold": "0.99",
         "RAY_DISABLE_DOCKER_CPU_WARNING": "1",
+        "RAY_raylet_start_wait_time_s": "240",  # a busy machine starts a node slowly
         "no_proxy": hosts,
         "NO_PROXY": hosts,
     }
@@ -199,5 +200,3 @@ def _wait(guarded: Guarded, name: str, log: Path, timeout_s: float) -> None:
             last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no output")
             raise ConfigError(f"Ray did not start: {last} ({log})")
     raise ConfigError(f"Ray did not start within {timeout_s:.0f} s (--timeout); look at {log}")
-
-

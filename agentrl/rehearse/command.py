@@ -14,7 +14,6 @@ from typing import Annotated
 import typer
 
 from agentrl._util.signals import Terminated
-from agentrl.cli._errors import INTERRUPTED, one_line_errors
 
 PROBLEM = 1
 """Exit code if the rehearsal names a problem. A wrong command exits with 2."""
@@ -74,6 +73,8 @@ def rehearse(
     The report names the stage that failed and the cause, and compares the log-probs of engine and trainer after each
     weight update. Exit code: 0 good, 1 a problem is named, 2 a wrong command.
     """
+    from agentrl.cli._errors import INTERRUPTED, one_line_errors  # which loads the commands, this module among them
+
     with one_line_errors(lambda: "nothing is left running"), _ended_by_signals():
         from agentrl.rehearse.launch import read
         from agentrl.rehearse.output import console, print_replacements, print_report

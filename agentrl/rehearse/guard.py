@@ -101,7 +101,9 @@ class Guard:
     def _sweep(self, request: dict[str, Any]) -> None:
         """Kill the processes whose starter has ended. Processes of Ray live below Ray's own."""
         parents = _parents()
-        for pid in [child for child, parent in parents.items() if parent == os.getpid() and child not in self._processes]:
+        for pid in [
+            child for child, parent in parents.items() if parent == os.getpid() and child not in self._processes
+        ]:
             for descendant in [pid, *_descendants(pid, parents)]:
                 _signal(descendant, signal.SIGKILL)
         _report(report="swept")
@@ -207,7 +209,9 @@ def _held(pid: int) -> set[str]:
     """The files in /dev/shm that a process has mapped."""
     with suppress(OSError):
         lines = Path("/proc", str(pid), "maps").read_text(errors="replace").splitlines()
-        return {line[line.index(f"{_SHARED}/") :] for line in lines if f"{_SHARED}/" in line and "(deleted)" not in line}
+        return {
+            line[line.index(f"{_SHARED}/") :] for line in lines if f"{_SHARED}/" in line and "(deleted)" not in line
+        }
     return set()
 
 

@@ -29,7 +29,22 @@ from agentrl.slime.check.command import TRAIN_PROGRAMS
 _SCRIPT_S = 60.0
 """Seconds after which a script that has not ended is stopped."""
 _HARMLESS = (
-    *("dirname", "basename", "grep", "egrep", "fgrep", "seq", "tr", "wc", "awk", "gawk", "mawk", "head", "sort", "uniq"),
+    *(
+        "dirname",
+        "basename",
+        "grep",
+        "egrep",
+        "fgrep",
+        "seq",
+        "tr",
+        "wc",
+        "awk",
+        "gawk",
+        "mawk",
+        "head",
+        "sort",
+        "uniq",
+    ),
     *("cut", "date", "env", "cat", "readlink", "realpath", "uname", "id", "whoami", "expr", "printf", "echo", "nproc"),
     *("test", "[", "true", "false", "ls", "stat", "jq", "which", "nohup", "paste", "rev", "bash", "sh"),
 )
@@ -313,5 +328,7 @@ def _last_words(output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith("+")]
     if not lines:
         return "it printed nothing"
-    errors = [line for line in lines if re.search(r"error|not set|no such|null|unbound|: line \d+:", line, re.IGNORECASE)]
+    errors = [
+        line for line in lines if re.search(r"error|not set|no such|null|unbound|: line \d+:", line, re.IGNORECASE)
+    ]
     return (errors or lines)[-1][:300]

@@ -116,7 +116,9 @@ def shrink(config: Mapping[str, Any], flags: Flags, *, stages: int = 1, vocabula
     if "kv_lora_rank" in text:  # latent attention: head_dim is the width of the rotated part
         small["--kv-channels"] = 16
     for size in SIZES:
-        _shrink_size(shrunk, text, size._replace(small=small.get(size.flag, size.small)), flags, text_config(dict(config)))
+        _shrink_size(
+            shrunk, text, size._replace(small=small.get(size.flag, size.small)), flags, text_config(dict(config))
+        )
     _shrink_layer_lists(text, layers)
     _shrink_frequency(shrunk, text, flags, text_config(dict(config)), layers)
     for key in _DROPPED:
@@ -321,7 +323,11 @@ def write_config(config: JSONObject, folder: Path, tokenizer: Path | None) -> No
         tiny_tokenizer().save_pretrained(folder)
     else:
         for file in tokenizer.iterdir():
-            if file.is_file() and file.suffix not in (".safetensors", ".bin", ".pt", ".gguf") and "index" not in file.name:
+            if (
+                file.is_file()
+                and file.suffix not in (".safetensors", ".bin", ".pt", ".gguf")
+                and "index" not in file.name
+            ):
                 shutil.copy(file, folder / file.name)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 

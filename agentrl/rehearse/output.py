@@ -19,7 +19,9 @@ _LONG = 60
 
 def print_replacements(console: Console, replacements: Iterable[Replacement]) -> None:
     """Print the table of replaced flags. Switches with the same reason share a row."""
-    table = Table("flag", "launch", "rehearsal", "reason", title="Replaced flags; every other flag is as written", box=None)
+    table = Table(
+        "flag", "launch", "rehearsal", "reason", title="Replaced flags; every other flag is as written", box=None
+    )
     for row in _joined(replacements):
         table.add_row(*map(_short, row))
     console.print(table)
@@ -38,11 +40,11 @@ def _joined(replacements: Iterable[Replacement]) -> Iterator[tuple[str, str, str
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= _LONG or text.startswith("--") else f"...{text[-(_LONG - 3):]}"
+    return text if len(text) <= _LONG or text.startswith("--") else f"...{text[-(_LONG - 3) :]}"
 
 
 def print_report(console: Console, report: Report) -> None:
-    table = Table("stage", "", "seconds", "times", "cause", title="Stages", box=None)
+    table = Table("stage", "", "seconds", "times", title="Stages", box=None)
     for stage in report.stages:
         table.add_row(*_stage_row(stage))
     console.print(table)
@@ -54,11 +56,10 @@ def print_report(console: Console, report: Report) -> None:
     console.print(f"rehearsal: {report.verdict}{where}", style="bold", highlight=False, markup=False)
 
 
-def _stage_row(stage: Stage) -> tuple[str, str, str, str, str]:
+def _stage_row(stage: Stage) -> tuple[str, str, str, str]:
     colour = _COLOURS.get(stage.state, "dim")
     seconds = "" if stage.seconds is None else f"{stage.seconds:.1f}"
-    cause = f"{stage.cause} ({stage.place})" if stage.place else stage.cause
-    return stage.name, f"[{colour}]{stage.state}[/]", seconds, str(stage.times or ""), cause.replace("[", r"\[")
+    return stage.name, f"[{colour}]{stage.state}[/]", seconds, str(stage.times or "")
 
 
 def _figure_lines(figures: dict[str, Any]) -> Iterator[str]:
@@ -77,7 +78,9 @@ def _figure_lines(figures: dict[str, Any]) -> Iterator[str]:
             f"{groups['count'] - groups['without_spread']} of {groups['count']} groups have a spread"
         )
     for row in figures.get("evaluation", []):
-        values = ", ".join(f"{name} {value:.3g}" for name, value in row.items() if name not in ("rollout", "failed_episodes"))
+        values = ", ".join(
+            f"{name} {value:.3g}" for name, value in row.items() if name not in ("rollout", "failed_episodes")
+        )
         if values:
             yield f"evaluation after rollout {row['rollout']}: {values}"
     if seconds := figures.get("step_seconds"):

@@ -19,7 +19,6 @@ CPU_SWITCHES = (
     *("--no-bias-swiglu-fusion", "--no-bias-dropout-fusion", "--use-cpu-initialization", "--no-load-rng"),
 )
 _LEFT_OUT = {
-    "--sequence-parallel": "Megatron's layers for a CPU do not split sequences",
     "--use-precision-aware-optimizer": "the optimizer of TransformerEngine needs a GPU",
     "--optimizer-cpu-offload": "the optimizer is on the CPU already",
     "--overlap-cpu-optimizer-d2h-h2d": "the optimizer is on the CPU already",
@@ -225,7 +224,9 @@ def _lengths(flags: Flags, choices: Choices) -> Iterator[Replacement]:
     most = max(512, int(_LOGITS_BYTES / 4 / max(1, choices.vocabulary)))
     for flag in ("--max-tokens-per-gpu", "--log-probs-max-tokens-per-gpu"):
         if flags.number(flag, 0) > most:
-            yield _replaced(flags, flag, most, f"the logits of {choices.vocabulary} tokens of vocabulary fill the memory")
+            yield _replaced(
+                flags, flag, most, f"the logits of {choices.vocabulary} tokens of vocabulary fill the memory"
+            )
 
 
 def _placed(flags: Flags, layout: Layout) -> Iterator[Replacement]:

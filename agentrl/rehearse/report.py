@@ -96,7 +96,9 @@ def figures(data: Sequence[Mapping[str, Any]], samples: Sequence[Mapping[str, An
             round(metrics["perf/step_time"], 2) for metrics in rollouts if metrics.get("perf/step_time") is not None
         ],
         "rollout_seconds": [
-            round(metrics["perf/rollout_time"], 2) for metrics in rollouts if metrics.get("perf/rollout_time") is not None
+            round(metrics["perf/rollout_time"], 2)
+            for metrics in rollouts
+            if metrics.get("perf/rollout_time") is not None
         ],
     }
 
@@ -133,7 +135,9 @@ def _series(data: Iterable[Mapping[str, Any]], name: str) -> list[float | None]:
 def _agentrl_values(rollouts: Iterable[Mapping[str, Any]], prefix: str = "rollout/") -> list[dict[str, float]]:
     """agentrl's own metrics of each rollout, without their prefix."""
     start = prefix + _AGENTRL
-    values = [{name[len(start) :]: value for name, value in each.items() if name.startswith(start)} for each in rollouts]
+    values = [
+        {name[len(start) :]: value for name, value in each.items() if name.startswith(start)} for each in rollouts
+    ]
     return [each for each in values if each]
 
 
@@ -191,7 +195,9 @@ def _groups(samples: Sequence[Mapping[str, Any]], size: int) -> JSONObject:
     groups: dict[tuple[Any, int], list[float]] = {}
     for sample in samples:
         if isinstance(sample.get("index"), int) and isinstance(sample.get("reward"), (int, float)):
-            groups.setdefault((sample.get("rollout"), sample["index"] // max(1, size)), []).append(float(sample["reward"]))
+            groups.setdefault((sample.get("rollout"), sample["index"] // max(1, size)), []).append(
+                float(sample["reward"])
+            )
     equal = sum(len({*rewards}) == 1 for rewards in groups.values())
     return {"size": size, "count": len(groups), "without_spread": equal}
 
@@ -337,5 +343,3 @@ def failed_stage(stages: Iterable[Stage]) -> str | None:
             place = f" ({stage.place})" if stage.place else ""
             return f"{stage.name} {stage.state}: {stage.cause}{place}"
     return None
-
-

@@ -88,9 +88,7 @@ class Rehearsal:
     def _play(self, processes: Guarded, packages: Packages, prepared: Prepared, plan: Plan) -> None:
         """Start everything, and watch the program once or twice."""
         processes.clean(remove=prepared.remove, remove_if_empty=prepared.remove_if_empty)
-        env = variables(
-            self.launch, packages, self.out, engine=self.options.engine, random=prepared.choices.random
-        )
+        env = variables(self.launch, packages, self.out, engine=self.options.engine, random=prepared.choices.random)
         env |= plan.variables
         cluster = Stage("cluster", State.FAILED)
         self.report.stages = [cluster]
@@ -146,6 +144,7 @@ class Rehearsal:
                 if status is None and processes.is_lost:
                     return False, watch.failed("with its guard", log)
         except KeyboardInterrupt:
+            watch.add(files.new())
             self.report.stages += watch.stages()
             self.data = self.data or watch.data
             raise
@@ -206,4 +205,3 @@ def rehearse(launch: Launch, options: Options, say: Say, show: Callable[[Plan], 
     options = replace(options, out=options.out.resolve())
     claim(options.out)
     return Rehearsal(launch, options, say, show, Report(launch.source)).run()
-

@@ -17,7 +17,9 @@ JSONObject = dict[str, Any]
 SECOND_UPDATE = "second update"
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _RAY_PREFIX = re.compile(r"^\((?:\S+ )*pid=\d+[^)]*\) ")
-_EXCEPTION = re.compile(r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Timeout|Killed|Died)\w*(?:\(\w+\))?: .+")
+_EXCEPTION = re.compile(
+    r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Timeout|Killed|Died)\w*(?:\(\w+\))?: .+"
+)
 _USAGE = re.compile(r"^\S+\.py: error: .+")
 _MOST = 300
 """The most characters of a cause."""
@@ -237,8 +239,8 @@ def innermost(error: str) -> str:
     if not lines:
         return "no message"
     if re.match(r"(Ray\w*Error|ActorDiedError)", lines[0]):
-        named = [line for line in lines[1:] if _EXCEPTION.match(line)]
-        return shortened(named[-1] if named else " ".join(lines))
+        last = max((number for number, line in enumerate(lines) if number and _EXCEPTION.match(line)), default=0)
+        return shortened(" ".join(lines[last:]))
     return shortened(" ".join(lines))
 
 

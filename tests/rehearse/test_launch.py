@@ -51,7 +51,13 @@ def script(slime):
 
 def test_flags_keep_their_order_and_the_last_one_counts():
     flags = Flags.of(["--a", "1", "--switch", "--b=2", "--a", "3", "4", "--top-k", "-1"])
-    assert flags == (Flag("--a", ("1",)), Flag("--switch"), Flag("--b", ("2",)), Flag("--a", ("3", "4")), Flag("--top-k", ("-1",)))
+    assert flags == (
+        Flag("--a", ("1",)),
+        Flag("--switch"),
+        Flag("--b", ("2",)),
+        Flag("--a", ("3", "4")),
+        Flag("--top-k", ("-1",)),
+    )
     assert flags.values("--a") == ("3", "4")
     assert flags.number("--top-k", 5) == -1
     assert flags.number("--switch", 5) == 5
@@ -69,7 +75,18 @@ def test_a_command(slime, monkeypatch):
 def test_a_submitted_job_has_rays_variables(slime, monkeypatch):
     monkeypatch.chdir(slime)
     environment = json.dumps({"env_vars": {"PYTHONPATH": "/megatron:/env", "NUMBER": 1}})
-    words = ["ray", "job", "submit", "--address", "x", f"--runtime-env-json={environment}", "--", "python3", "train.py", "--a"]
+    words = [
+        "ray",
+        "job",
+        "submit",
+        "--address",
+        "x",
+        f"--runtime-env-json={environment}",
+        "--",
+        "python3",
+        "train.py",
+        "--a",
+    ]
     launch = read(words)
     assert launch.python_path == ["/megatron", "/env"]
     assert launch.variables["NUMBER"] == "1"
@@ -156,7 +173,14 @@ def test_a_script_that_does_not_end(script, monkeypatch):
 @pytest.mark.parametrize("checks", ["", "1"])
 def test_the_script_of_slime_init(slime, tmp_path, monkeypatch, checks):
     write("my_env.py:MyEnv", "qwen3-4B", slime, tmp_path / "run")
-    variables = {"SLIME": slime, "MEGATRON": "/megatron", "MODEL": "/model", "DATA": "/data", "CHECK": checks, "GPUS": "4"}
+    variables = {
+        "SLIME": slime,
+        "MEGATRON": "/megatron",
+        "MODEL": "/model",
+        "DATA": "/data",
+        "CHECK": checks,
+        "GPUS": "4",
+    }
     for name, value in variables.items():
         monkeypatch.setenv(name, str(value))
     launch = read([str(tmp_path / "run/run.sh")])

@@ -61,7 +61,9 @@ DEEPSEEK = {
     "v_head_dim": 128,
 }
 FAMILIES = {"qwen2": QWEN2, "qwen3": QWEN3, "qwen3_moe": MOE, "llama": LLAMA, "glm4": GLM, "deepseek_v3": DEEPSEEK}
-SIZES = "--num-layers 28 --hidden-size 1024 --ffn-hidden-size 3072 --num-attention-heads 16 --num-query-groups 8".split()
+SIZES = (
+    "--num-layers 28 --hidden-size 1024 --ffn-hidden-size 3072 --num-attention-heads 16 --num-query-groups 8".split()
+)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -107,7 +109,8 @@ def test_flags_follow_the_model():
 
 
 @pytest.mark.parametrize(
-    ("flag", "value"), [("--num-layers", "36"), ("--hidden-size", "2048"), ("--num-query-groups", "16"), ("--kv-channels", "64")]
+    ("flag", "value"),
+    [("--num-layers", "36"), ("--hidden-size", "2048"), ("--num-query-groups", "16"), ("--kv-channels", "64")],
 )
 def test_a_wrong_size_stays_wrong_and_is_named(flag, value):
     shrunk = shrink(QWEN3, Flags.of([*SIZES, "--kv-channels", "128", flag, value]))
@@ -148,11 +151,20 @@ def test_parts_for_a_gpu_are_dropped():
 def test_tokenizer_and_template_are_copied_weights_are_not(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
-    for name in ("tokenizer.json", "chat_template.jinja", "model-00001-of-2.safetensors", "model.safetensors.index.json"):
+    for name in (
+        "tokenizer.json",
+        "chat_template.jinja",
+        "model-00001-of-2.safetensors",
+        "model.safetensors.index.json",
+    ):
         (source / name).write_text("{}")
     (source / "config.json").write_text(json.dumps(QWEN3))
     write_config(shrink(read_config(source), Flags()).config, tmp_path / "small", source)
-    assert {file.name for file in (tmp_path / "small").iterdir()} == {"tokenizer.json", "chat_template.jinja", "config.json"}
+    assert {file.name for file in (tmp_path / "small").iterdir()} == {
+        "tokenizer.json",
+        "chat_template.jinja",
+        "config.json",
+    }
     assert read_config(tmp_path / "small")["hidden_size"] == 128
 
 

@@ -86,14 +86,24 @@ def test_every_other_flag_is_kept():
 
 def test_batches_are_small_and_the_steps_stay():
     plan = values(planned(WORDS.format(model="/m", save="/s", data="/d"), rollouts=3))
-    assert (plan["--rollout-batch-size"], plan["--n-samples-per-prompt"], plan["--global-batch-size"]) == ("4", "4", "8")
+    assert (plan["--rollout-batch-size"], plan["--n-samples-per-prompt"], plan["--global-batch-size"]) == (
+        "4",
+        "4",
+        "8",
+    )
     assert plan["--num-rollout"] == "3"
     assert plan["--rollout-max-response-len"] == "256"
 
 
 def test_steps_that_are_counted_by_the_launch():
-    plan = values(planned("--rollout-batch-size 2 --n-samples-per-prompt 2 --num-steps-per-rollout 1 --global-batch-size 4"))
-    assert (plan["--global-batch-size"], plan["--num-steps-per-rollout"], plan["--rollout-batch-size"]) == ("4", "1", "2")
+    plan = values(
+        planned("--rollout-batch-size 2 --n-samples-per-prompt 2 --num-steps-per-rollout 1 --global-batch-size 4")
+    )
+    assert (plan["--global-batch-size"], plan["--num-steps-per-rollout"], plan["--rollout-batch-size"]) == (
+        "4",
+        "1",
+        "2",
+    )
 
 
 def test_full_keeps_batches_lengths_and_rollouts():

@@ -82,8 +82,16 @@ def test_a_stage_that_raises_is_named_with_its_first_cause(run, tmp_path):
         "ray.exceptions.RayTaskError(ValueError): \x1b[36mray::RolloutManager.generate()\x1b[39m\n"
     )
     run.events = [event for event in run.events if event["stage"] not in ("training", "checkpoint", "conversion")]
-    run.add("conversion", "begin", 2, 0).add("conversion", "error", 2, 0, error="ValueError: too many values to unpack (expected 2)")
-    run.add("rollout", "error", 1, None, error="RayTaskError(ValueError): ray::RolloutManager.generate()\nValueError: too many")
+    run.add("conversion", "begin", 2, 0).add(
+        "conversion", "error", 2, 0, error="ValueError: too many values to unpack (expected 2)"
+    )
+    run.add(
+        "rollout",
+        "error",
+        1,
+        None,
+        error="RayTaskError(ValueError): ray::RolloutManager.generate()\nValueError: too many",
+    )
     watch = Watch(ALL)
     watch.add(run.events)
     stages = by_name(watch.failed("with status 1", log))
@@ -106,7 +114,9 @@ def test_an_error_before_the_first_event_is_of_the_first_stage(tmp_path):
 
 def test_a_killed_process_is_named_by_the_stage_that_it_left_open(run, tmp_path):
     log = tmp_path / "log.txt"
-    log.write_text("Traceback (most recent call last):\n  x\nray.exceptions.ActorDiedError: The actor died unexpectedly\n")
+    log.write_text(
+        "Traceback (most recent call last):\n  x\nray.exceptions.ActorDiedError: The actor died unexpectedly\n"
+    )
     watch = Watch(ALL)
     watch.add([event for event in run.events if event["stage"] not in ("training", "checkpoint")][:-4])
     watch.add([{"t": 200.0, "pid": 21, "stage": "training", "event": "begin", "rollout": 0}])
