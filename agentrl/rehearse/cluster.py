@@ -27,7 +27,7 @@ _READY = "Ray runtime started"
 
 @dataclass(slots=True)
 class Guarded:
-    """All processes of a rehearsal, below a guard that ends them. `with Guarded() as processes`."""
+    """All processes of a rehearsal. A guard starts and ends the processes. `with Guarded() as processes`."""
 
     peak_bytes: int = 0
     """The most memory of all processes together, as measured every few seconds."""
@@ -69,8 +69,7 @@ class Guarded:
     def clean(
         self, remove: Iterable[Path] = (), remove_if_empty: Iterable[Path] = (), keep: Iterable[tuple[Path, Path]] = ()
     ) -> None:
-        """Name folders that are removed at the end, also after this process was killed; and folders of logs that are
-        copied before."""
+        """Name folders to remove at the end, also after a kill of this process, and folders of logs to copy before."""
         pairs = [(str(source), str(copy)) for source, copy in keep]
         self._ask("clean", remove=[*map(str, remove)], remove_if_empty=[*map(str, remove_if_empty)], keep=pairs)
 
@@ -83,8 +82,8 @@ class Guarded:
         stdout = self._guard.stdout
         assert stdout is not None
         before, deadline = len(self._statuses), time.monotonic() + seconds
-        while len(self._statuses) == before and not self.is_lost and (left := deadline - time.monotonic()) > 0:
-            if not select.select([stdout], [], [], left)[0]:
+        while len(self._statuses) == before and not self.is_lost and (rest := deadline - time.monotonic()) > 0:
+            if not select.select([stdout], [], [], rest)[0]:
                 return
             data = os.read(stdout.fileno(), 1 << 16)
             self.is_lost = not data
@@ -122,9 +121,9 @@ def free_ports(count: int) -> list[int]:
     """Ports of loopback that are free now."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        for free in sockets:
+            free.bind(("127.0.0.1", 0))
+        return [free.getsockname()[1] for free in sockets]
 
 
 def node_address(number: int) -> str:

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -40,7 +41,7 @@ def rehearse(
         bool,
         typer.Option(
             "--full",
-            help="Keep the model, batch sizes, lengths and rollouts as written, for a model that this machine can train.",
+            help="Keep the model, batch sizes, lengths and rollouts, for a model that this machine can train.",
         ),
     ] = False,
     engine: Annotated[
@@ -84,7 +85,7 @@ def rehearse(
         screen = console(stderr=as_json)
         options = Options(out, rollouts, full, str(engine), timeout, not no_resume)
         launch = read(command)
-        say = lambda line: screen.print(line, highlight=False, markup=False)
+        say = partial(screen.print, highlight=False, markup=False)
         report = run_rehearsal(launch, options, say, lambda plan: print_replacements(screen, plan.replacements))
         if as_json:
             typer.echo(json.dumps(report.to_json(), indent=2))

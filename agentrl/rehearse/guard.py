@@ -1,9 +1,8 @@
 """Starts the processes of a rehearsal and ends all of them, also when the command was killed.
 
-The guard is a process of its own, which imports only the standard library. It adopts every process that its children
-leave behind (Linux: PR_SET_CHILD_SUBREAPER), so no process escapes by a new session or a changed title. Requests and
-reports are lines of JSON on stdin and stdout. The guard ends everything when stdin closes: a killed command closes
-it, too.
+The guard is a separate process, and imports only the standard library. The guard adopts orphans of its children
+(Linux: PR_SET_CHILD_SUBREAPER), so no process escapes by a new session or a changed title. Requests and reports are
+lines of JSON on stdin and stdout. The guard ends all processes when stdin closes. A killed command closes stdin, too.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 _TICK_S = 0.2
 _MEASURE_S = 5.0
 _GRACE_S = 2.0
-"""Seconds that processes have to end by themselves before they are killed."""
+"""Seconds between SIGTERM and SIGKILL."""
 _SHARED = Path("/dev/shm")
 _MOST_LOG = 20_000_000
 
@@ -115,7 +114,7 @@ class Guard:
         self._keep += [(source, copy) for source, copy in request.get("keep", [])]
 
     def _reap(self) -> None:
-        """Report the started processes that have ended, and collect all others."""
+        """Report ended processes, and collect ended orphans."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -128,7 +127,7 @@ class Guard:
                 _report(report="ended", name=entry[0], status=entry[1].returncode)
 
     def _measure(self, *, now: bool = False) -> None:
-        """Note the memory of all processes, and the shared files that they hold."""
+        """Note the memory of all processes, and their files in /dev/shm."""
         if not now and time.monotonic() - self._measured < _MEASURE_S:
             return
         self._measured, total = time.monotonic(), 0

@@ -1,7 +1,7 @@
-"""The command that starts slime, as bash makes it: read from words, or captured from a launch script.
+"""Reads the command that starts slime: from words, or from a launch script as bash expands it.
 
-A script runs with stand-ins as its only programs. A stand-in records its words and does nothing: no process is ended,
-nothing is started, and no folder is made.
+A script runs with stand-ins as its only programs. A stand-in records its words, and neither starts a program, ends a
+process nor makes a folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from agentrl.errors import ConfigError
 from agentrl.slime.check.command import TRAIN_PROGRAMS
 
 _SCRIPT_S = 60.0
-"""Seconds after which a script that has not ended is stopped."""
+"""The most seconds of a script."""
 _HARMLESS = (
     *(
         "dirname",
@@ -48,12 +48,12 @@ _HARMLESS = (
     *("cut", "date", "env", "cat", "readlink", "realpath", "uname", "id", "whoami", "expr", "printf", "echo", "nproc"),
     *("test", "[", "true", "false", "ls", "stat", "jq", "which", "nohup", "paste", "rev", "bash", "sh"),
 )
-"""Programs that a script may really run: they compute values for its flags."""
+"""Programs that a script may really run, for the values of flags."""
 _STAND_INS = (
     *("agentrl", "ray", "python", "python3", "pkill", "killall", "sleep", "nvidia-smi", "rocm-smi", "ip", "ssh"),
     *("pdsh", "mkdir", "rm", "cp", "mv", "ps", "hostname", "pip", "pip3", "sudo", "docker", "curl", "wget", "hf"),
 )
-"""Programs that are always stood in for. Any program that is neither here nor in `_HARMLESS` is, too."""
+"""Programs with a stand-in. A program in neither list gets a stand-in by `_UNKNOWN`."""
 _SED = """#!/bin/bash
 for word in "$@"; do case "$word" in -i* | --in-place*) exit 0 ;; esac; done
 exec {sed} "$@"
@@ -70,9 +70,9 @@ with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "record.jsonl
 sys.stdout.flush()
 os._exit(0)
 """
-"""Also a sitecustomize: a Python that the script names by its path records its words and ends."""
+"""Also a sitecustomize, for a Python that the script names by its path."""
 _UNKNOWN = "BASH_FUNC_command_not_found_handle%%"
-"""The variable by which bash inherits the function that is called for an unknown program."""
+"""The variable with a function of bash, which bash calls for an unknown program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +228,8 @@ def captured(script: Path, words: Sequence[str] = ()) -> Launch:
         record = folder / "record.jsonl"
         text = record.read_text(encoding="utf-8") if record.exists() else ""
         calls = [json.loads(line) for line in text.splitlines()]
-        own = {str(folder), str(programs)}
-    return _of_calls(script, calls, output, own)
+        added = {str(folder), str(programs)}
+    return _of_calls(script, calls, output, added)
 
 
 def _stand_ins(folder: Path) -> Path:
@@ -292,29 +292,29 @@ def _played(script: Path, words: Sequence[str], variables: Mapping[str, str]) ->
         return output.read()
 
 
-def _of_calls(script: Path, calls: Sequence[Mapping[str, Any]], output: str, own: set[str]) -> Launch:
+def _of_calls(script: Path, calls: Sequence[Mapping[str, Any]], output: str, folders: set[str]) -> Launch:
     """The launch in the recorded calls. A call of Ray or Python counts before a call of `agentrl check`."""
     starts = [call for call in calls if _program_index(call["words"]) is not None]
     starts.sort(key=lambda call: Path(call["words"][0]).name == "agentrl")
     if not starts:
         raise ConfigError(f"{script} ended before it started {' or '.join(TRAIN_PROGRAMS)}: {_last_words(output)}")
     call = starts[0]
-    variables = dict(_without(call["variables"], own))
+    variables = dict(_without(call["variables"], folders))
     if "submit" in call["words"]:  # a job's workers have the environment in which Ray was started
-        heads = [each for each in calls if each["words"][:2] == ["ray", "start"] and "--head" in each["words"]]
+        heads = [past for past in calls if past["words"][:2] == ["ray", "start"] and "--head" in past["words"]]
         if heads:
-            variables = dict(_without(heads[-1]["variables"], own))
-    others = {tuple(each["words"]) for each in starts if Path(each["words"][0]).name != "agentrl"}
+            variables = dict(_without(heads[-1]["variables"], folders))
+    others = {tuple(start["words"]) for start in starts if Path(start["words"][0]).name != "agentrl"}
     notes = (f"{script.name} starts slime {len(others)} times; the first is rehearsed",) if len(others) > 1 else ()
     roots = (Path.cwd(), *script.resolve().parents)
     return _launch(call["words"], variables, Path(call["folder"]), roots, str(script), notes)
 
 
-def _without(variables: Mapping[str, str], own: set[str]) -> Iterator[tuple[str, str]]:
+def _without(variables: Mapping[str, str], hidden: set[str]) -> Iterator[tuple[str, str]]:
     """The script's variables, without the changes that were made for the capture."""
     for name, value in variables.items():
         if name in ("PATH", "PYTHONPATH"):
-            folders = [folder for folder in value.split(os.pathsep) if folder and folder not in own]
+            folders = [folder for folder in value.split(os.pathsep) if folder and folder not in hidden]
             before = os.environ.get(name, "")
             if name == "PATH":
                 folders += [folder for folder in before.split(os.pathsep) if folder not in folders]

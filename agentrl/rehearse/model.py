@@ -1,7 +1,7 @@
 """A small model with the architecture, the tokenizer and the template of the launch's model. Its weights are random.
 
-`shrink` works on `config.json` and on Megatron's flags together: a flag that contradicts the configuration still
-contradicts it afterwards. `python -m agentrl.rehearse.model FOLDER` writes the weights.
+`shrink` changes `config.json` and Megatron's flags together. A flag that contradicts the configuration contradicts the
+small configuration, too. `python -m agentrl.rehearse.model FOLDER` writes the weights.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def _shrink_layer_lists(text: JSONObject, layers: int) -> None:
 
 
 def _shrink_frequency(shrunk: Shrunk, text: JSONObject, flags: Flags, real: Mapping[str, Any], layers: int) -> None:
-    """The flag that tells which layers have experts. A wrong pattern stays wrong."""
+    """Shrink the pattern of layers with experts. A wrong pattern stays wrong."""
     value = flags.text(_FREQUENCY)
     pattern = _pattern(value)
     if not pattern:
@@ -200,11 +200,13 @@ def _shrink_frequency(shrunk: Shrunk, text: JSONObject, flags: Flags, real: Mapp
     expected = int(real.get("first_k_dense_replace") or 0)
     if "num_hidden_layers" in real and len(pattern) != real["num_hidden_layers"]:
         shrunk.problems.append(
-            f"{_FREQUENCY} names {len(pattern)} layers: the checkpoint has num_hidden_layers {real['num_hidden_layers']}"
+            f"{_FREQUENCY} names {len(pattern)} layers: the checkpoint has num_hidden_layers "
+            f"{real['num_hidden_layers']}"
         )
     elif "first_k_dense_replace" in real and dense != expected:
         shrunk.problems.append(
-            f"{_FREQUENCY} has {dense} layers without experts first: the checkpoint has first_k_dense_replace {expected}"
+            f"{_FREQUENCY} begins with {dense} layers without experts: the checkpoint has first_k_dense_replace "
+            f"{expected}"
         )
     few = min(dense, 1)
     shrunk.flags[_FREQUENCY] = json.dumps([0] * few + [1] * (layers - few))
@@ -219,7 +221,7 @@ def _after_zeros(pattern: Sequence[int]) -> Iterator[int]:
 
 
 def _pattern(text: str) -> list[int]:
-    """The list that a text such as `[0]*3+[1]*58` means. Empty for any other text."""
+    """The numbers of a text such as `[0]*3+[1]*58`. Empty for any other text."""
     numbers: list[int] = []
     for part in re.sub(r"\s", "", text).split("+"):
         match = re.fullmatch(r"(\[[\d,]*\])(?:\*(\d+))?", part)
@@ -233,15 +235,15 @@ def _pattern(text: str) -> list[int]:
 
 
 def config_from_flags(flags: Flags) -> tuple[JSONObject, str]:
-    """A configuration as the launch's flags describe it, and the family that was assumed. Raises ConfigError."""
+    """A configuration from the launch's flags, and the assumed family. Raises ConfigError."""
     name = Path(flags.text("--hf-checkpoint").rstrip("/")).name
     kind, architecture = _family(name, flags)
     hidden, heads = flags.number("--hidden-size", 0), flags.number("--num-attention-heads", 0)
     if not (hidden and heads and flags.number("--num-layers", 0)):
         raise ConfigError(
-            f"--hf-checkpoint {flags.text('--hf-checkpoint')}: the folder is not on this machine, and the flags have no "
-            "sizes of a model (--num-layers, --hidden-size, --num-attention-heads); name a folder with the model's "
-            "config.json and tokenizer"
+            f"--hf-checkpoint {flags.text('--hf-checkpoint')}: the folder is not on this machine, and the flags "
+            "have no sizes of a model (--num-layers, --hidden-size, --num-attention-heads); name a folder with the "
+            "model's config.json and tokenizer"
         )
     config: JSONObject = {
         "architectures": [architecture],
@@ -333,7 +335,7 @@ def write_config(config: JSONObject, folder: Path, tokenizer: Path | None) -> No
 
 
 _SHAKEN = 0.1
-"""The deviation that is added to one-dimensional weights, so that a bias or a norm that is not handed over shows."""
+"""The deviation added to one-dimensional weights. Without it a lost bias or norm would not show."""
 _TURN = 24
 """The mean number of tokens after which the model ends a turn. Without it a turn would never end."""
 

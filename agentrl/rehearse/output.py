@@ -29,12 +29,12 @@ def print_replacements(console: Console, replacements: Iterable[Replacement]) ->
 
 def _joined(replacements: Iterable[Replacement]) -> Iterator[tuple[str, str, str, str]]:
     switches: dict[str, list[str]] = {}
-    for each in replacements:
-        if each.before is None and each.after == "":
-            switches.setdefault(each.reason, []).append(each.flag)
+    for item in replacements:
+        if item.before is None and item.after == "":
+            switches.setdefault(item.reason, []).append(item.flag)
             continue
-        before = "-" if each.before is None else each.before or "(set)"
-        yield each.flag, before, "(left out)" if each.after is None else each.after, each.reason
+        before = "-" if item.before is None else item.before or "(set)"
+        yield item.flag, before, "(left out)" if item.after is None else item.after, item.reason
     for reason, flags in switches.items():
         yield " ".join(flags), "-", "(set)", reason
 
@@ -70,7 +70,8 @@ def _figure_lines(figures: dict[str, Any]) -> Iterator[str]:
         masked = ", ".join(f"{reason} {count}" for reason, count in ledger["masked"].items()) or "none"
         yield f"tokens: {ledger['sampled']} sampled, {ledger['trained']} trained; masked: {masked}"
     if episodes := figures.get("episodes"):
-        yield f"episodes: {episodes['played']} played, {episodes['failed']} failed, {episodes['turns']} turns on average"
+        played, failed = episodes["played"], episodes["failed"]
+        yield f"episodes: {played} played, {failed} failed, {episodes['turns']} turns on average"
     if rewards := figures.get("rewards"):
         groups = figures["groups"]
         yield (
@@ -84,12 +85,12 @@ def _figure_lines(figures: dict[str, Any]) -> Iterator[str]:
         if values:
             yield f"evaluation after rollout {row['rollout']}: {values}"
     if seconds := figures.get("step_seconds"):
-        yield f"a rollout and its training took {', '.join(f'{each:.1f}' for each in seconds)} s"
+        yield f"a rollout and its training took {', '.join(f'{step:.1f}' for step in seconds)} s"
     if figures.get("memory_bytes"):
         yield f"{figures['memory_bytes'] / 1e9:.1f} GB of memory, {figures['seconds']:.0f} s"
 
 
 def console(*, stderr: bool = False) -> Console:
     """A console that does not wrap into the width of a narrow terminal or of a file."""
-    made_for_reading = Console(stderr=stderr)
-    return made_for_reading if made_for_reading.is_terminal else Console(stderr=stderr, width=_WIDTH, soft_wrap=False)
+    screen = Console(stderr=stderr)
+    return screen if screen.is_terminal else Console(stderr=stderr, width=_WIDTH, soft_wrap=False)

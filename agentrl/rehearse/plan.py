@@ -106,7 +106,7 @@ class Plan:
 def make_plan(launch: Launch, choices: Choices) -> Plan:
     flags = launch.flags
     layout = make_layout(flags)
-    wanted = [
+    items = [
         *_model(flags, choices),
         *_storage(flags, choices),
         *choices.data,
@@ -115,7 +115,7 @@ def make_plan(launch: Launch, choices: Choices) -> Plan:
         *_tracking(flags, choices),
         *_cpu(flags),
     ]
-    replacements = [item for item in wanted if item.before != item.after]
+    replacements = [item for item in items if item.before != item.after]
     words = _kept(flags, {item.flag for item in replacements if item.after is None})
     for item in replacements:
         if item.after is not None:

@@ -140,7 +140,7 @@ def _add_save(prepared: Prepared, launch: Launch, away: bool) -> None:
         prepared.choices = replace(prepared.choices, save=prepared.choices.out / "checkpoints", save_reason=reason)
         return
     folder = launch.folder / text
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     prepared.remove.append(folder / MARK)
     prepared.remove_if_empty += missing
     prepared.choices = replace(prepared.choices, save=folder / MARK, save_reason="a subfolder, which is removed again")
@@ -151,16 +151,16 @@ def _add_save(prepared: Prepared, launch: Launch, away: bool) -> None:
 
 def _data(launch: Launch, out: Path, away: bool) -> Iterator[Replacement]:
     flags = launch.flags
-    made = "not on this machine: generated rows"
+    absent = "not on this machine: generated rows"
     if (prompts := flags.values("--prompt-data")) and away:
         files = [_generated(flags, out / "data" / f"prompts{number}.jsonl") for number, _ in enumerate(prompts)]
-        yield Replacement("--prompt-data", " ".join(prompts), " ".join(map(str, files)), made)
+        yield Replacement("--prompt-data", " ".join(prompts), " ".join(map(str, files)), absent)
     if pairs := flags.values("--eval-prompt-data"):
         named = list(pairs) if len(pairs) > 1 else ["aime", pairs[0]]
         for number in range(1, len(named), 2):
             held_out = out / "data" / f"evaluation{number}.jsonl"
             named[number] = str(_generated(flags, held_out)) if away else sliced(named[number])
-        yield Replacement("--eval-prompt-data", " ".join(pairs), " ".join(named), made if away else "few rows")
+        yield Replacement("--eval-prompt-data", " ".join(pairs), " ".join(named), absent if away else "few rows")
     if (config := flags.text("--eval-config")) and (launch.folder / config).is_file():
         yield Replacement("--eval-config", config, str(_shortened(launch.folder / config, out)), "few rows")
 
@@ -195,10 +195,10 @@ def _shortened(file: Path, out: Path) -> Path:
         sets = inner["datasets"]
     except (AttributeError, KeyError, TypeError, ValueError, yaml.YAMLError):
         return file
-    for each in sets.values() if isinstance(sets, Mapping) else sets:
-        if isinstance(each, dict) and each.get("path"):
-            each["path"] = sliced(str(each["path"]))
-            each["n_samples_per_eval_prompt"] = min(2, int(each.get("n_samples_per_eval_prompt", 1)))
+    for item in sets.values() if isinstance(sets, Mapping) else sets:
+        if isinstance(item, dict) and item.get("path"):
+            item["path"] = sliced(str(item["path"]))
+            item["n_samples_per_eval_prompt"] = min(2, int(item.get("n_samples_per_eval_prompt", 1)))
     copy = out / "data" / "evaluation.yaml"
     copy.parent.mkdir(parents=True, exist_ok=True)
     copy.write_text(yaml.safe_dump(config), encoding="utf-8")

@@ -136,9 +136,9 @@ def _agentrl_values(rollouts: Iterable[Mapping[str, Any]], prefix: str = "rollou
     """agentrl's own metrics of each rollout, without their prefix."""
     start = prefix + _AGENTRL
     values = [
-        {name[len(start) :]: value for name, value in each.items() if name.startswith(start)} for each in rollouts
+        {name[len(start) :]: value for name, value in rollout.items() if name.startswith(start)} for rollout in rollouts
     ]
-    return [each for each in values if each]
+    return [rollout for rollout in values if rollout]
 
 
 def _ledger(rollouts: Iterable[Mapping[str, Any]]) -> JSONObject | None:
@@ -146,13 +146,13 @@ def _ledger(rollouts: Iterable[Mapping[str, Any]]) -> JSONObject | None:
     if not values:
         return None
     masked = Counter[str]()
-    for each in values:
-        for name, count in each.items():
+    for rollout in values:
+        for name, count in rollout.items():
             if name.startswith("masked_tokens/"):
                 masked[name.partition("/")[2]] += int(count)
     return {
-        "sampled": int(sum(each.get("sampled_tokens", 0) for each in values)),
-        "trained": int(sum(each.get("trained_tokens", 0) for each in values)),
+        "sampled": int(sum(rollout.get("sampled_tokens", 0) for rollout in values)),
+        "trained": int(sum(rollout.get("trained_tokens", 0) for rollout in values)),
         "masked": dict(masked),
     }
 
@@ -163,16 +163,16 @@ def _counts(rollouts: Iterable[Mapping[str, Any]], prefix: str = "rollout/") -> 
         return None
     reasons, places, stops = Counter[str](), Counter[str](), Counter[str]()
     groups = {"failures/": reasons, "failed_at/": places, "stops/": stops}
-    for each in values:
-        for name, count in each.items():
+    for rollout in values:
+        for name, count in rollout.items():
             for start, counter in groups.items():
                 if name.startswith(start):
                     counter[name[len(start) :]] += int(count)
     return {
-        "played": int(sum(each.get("episodes", 0) for each in values)),
-        "failed": int(sum(each.get("failed_episodes", 0) for each in values)),
-        "unscored": int(sum(each.get("unscored_episodes", 0) for each in values)),
-        "turns": round(statistics.fmean(each.get("turns_mean", 0.0) for each in values), 2),
+        "played": int(sum(rollout.get("episodes", 0) for rollout in values)),
+        "failed": int(sum(rollout.get("failed_episodes", 0) for rollout in values)),
+        "unscored": int(sum(rollout.get("unscored_episodes", 0) for rollout in values)),
+        "turns": round(statistics.fmean(rollout.get("turns_mean", 0.0) for rollout in values), 2),
         "failures": dict(reasons),
         "failed_at": dict(places),
         "stops": dict(stops),
@@ -220,7 +220,7 @@ def _evaluations(data: Sequence[Mapping[str, Any]]) -> list[JSONObject]:
 def _weight_sums(data: Iterable[Mapping[str, Any]]) -> list[float]:
     """The sum of the first rank's weights at each update."""
     inner = [event.get("data") or {} for event in data if event["stage"] == "weights"]
-    return [each["sum"] for each in inner if each.get("rank") == 0 and "sum" in each]
+    return [values["sum"] for values in inner if values.get("rank") == 0 and "sum" in values]
 
 
 # ---- verdict
@@ -261,8 +261,8 @@ def _bad_episodes(values: Mapping[str, Any]) -> Iterator[str]:
         yield f"{counts['failed']} of {counts['played']} episodes failed: {reasons}{f'; at {places}' if places else ''}"
     if counts and counts["unscored"]:
         yield (
-            f"{counts['unscored']} of {counts['played']} episodes got no reward: let Env.score return a number, or name "
-            "a reward function"
+            f"{counts['unscored']} of {counts['played']} episodes got no reward: let Env.score return a number, or "
+            "name a reward function"
         )
     for row in values["evaluation"]:
         if row.get("failed_episodes"):
@@ -275,7 +275,8 @@ def _bad_ledger(values: Mapping[str, Any]) -> Iterator[str]:
         return
     masked = sum(ledger["masked"].values())
     if ledger["sampled"] != ledger["trained"] + masked:
-        yield f"{ledger['sampled']} sampled tokens, but {ledger['trained']} trained and {masked} masked: a bug of agentrl"
+        counts = f"{ledger['sampled']} sampled tokens, but {ledger['trained']} trained and {masked} masked"
+        yield f"{counts}: a bug of agentrl"
     if values["trained_tokens"] != ledger["trained"]:
         yield (
             f"slime trained {values['trained_tokens']} tokens, agentrl handed over {ledger['trained']}: a hook between "

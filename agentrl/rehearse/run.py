@@ -165,7 +165,7 @@ class Rehearsal:
         resume = Stage("resume", State.OK if good else State.FAILED, time.monotonic() - began, int(good))
         if not good and (line := failed_stage(stages)):
             resume.cause = line
-        first = next((each.rollout for each in watch.occurrences if each.stage == "rollout"), None)
+        first = next((turn.rollout for turn in watch.occurrences if turn.stage == "rollout"), None)
         if good and (wrong := [*continued(self.data, watch.data, self.options.rollouts, first)]):
             resume.state, resume.cause, resume.place = State.FAILED, "; ".join(wrong), str(log)
         self.report.stages.append(resume)
@@ -186,7 +186,7 @@ class Rehearsal:
 
     def _say_occurrence(self, watch: Watch, occurrence: Any) -> None:
         name = watch.name_of(occurrence)
-        if sum(watch.name_of(each) == name for each in watch.occurrences) == 1:
+        if sum(watch.name_of(other) == name for other in watch.occurrences) == 1:
             state = State.FAILED if occurrence.error else State.OK
             seconds = (occurrence.ended or occurrence.began) - occurrence.began
             self._say_stage(Stage(name, state, seconds))

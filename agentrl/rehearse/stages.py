@@ -1,4 +1,4 @@
-"""The stages of a rehearsal, from the events and the log: how each ended, after how long, and the cause of a failure."""
+"""The stages of a rehearsal, from events and log: how each ended, after how long, and the cause of a failure."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Watch:
 
     def _begin(self, event: JSONObject) -> None:
         pid, name = event["pid"], event["stage"]
-        latest = next((each for each in reversed(self.occurrences) if each.stage == name), None)
+        latest = next((occurrence for occurrence in reversed(self.occurrences) if occurrence.stage == name), None)
         if latest is None or latest.ended is not None or pid in latest.open:
             latest = Occurrence(name, event["t"], event.get("rollout"))
             self.occurrences.append(latest)
@@ -156,33 +156,33 @@ class Watch:
 
     def current(self) -> str:
         """The stage that runs, or the stage that should come next."""
-        running = [each for each in self.occurrences if each.open and each.ended is None]
+        running = [occurrence for occurrence in self.occurrences if occurrence.open and occurrence.ended is None]
         if running:
             return self.name_of(running[-1])
-        reached = {self.name_of(each) for each in self.occurrences}
+        reached = {self.name_of(occurrence) for occurrence in self.occurrences}
         return next((name for name in self.expected if name not in reached), self.expected[-1])
 
     def name_of(self, occurrence: Occurrence) -> str:
         """The report's name of an occurrence: every weight update after the first belongs to `second update`."""
         if occurrence.stage != "weights":
             return occurrence.stage
-        first = next(each for each in self.occurrences if each.stage == "weights")
+        first = next(occurrence for occurrence in self.occurrences if occurrence.stage == "weights")
         return "weights" if occurrence is first or SECOND_UPDATE not in self.expected else SECOND_UPDATE
 
     def stages(self) -> list[Stage]:
         """The expected stages, and reached stages that were not expected."""
         names = [*self.expected]
-        names += [name for each in self.occurrences if (name := self.name_of(each)) not in names]
+        names += [name for occurrence in self.occurrences if (name := self.name_of(occurrence)) not in names]
         return [self._stage(name) for name in dict.fromkeys(names)]
 
     def _stage(self, name: str) -> Stage:
-        mine = [each for each in self.occurrences if self.name_of(each) == name]
-        stage = Stage(name, times=sum(each.ended is not None and each.error is None for each in mine))
+        mine = [occurrence for occurrence in self.occurrences if self.name_of(occurrence) == name]
+        stage = Stage(name, times=sum(occurrence.ended is not None and occurrence.error is None for occurrence in mine))
         if not mine:
             return stage
         if mine[0].ended is not None:
             stage.seconds = mine[0].ended - mine[0].began
-        stage.state = State.OK if all(each.ended is not None for each in mine) else State.RUNNING
+        stage.state = State.OK if all(occurrence.ended is not None for occurrence in mine) else State.RUNNING
         return stage
 
     def failed(self, how: str, log: Path, *, timed_out: bool = False, limit_s: float = 0.0) -> list[Stage]:
@@ -193,7 +193,7 @@ class Watch:
         if timed_out:
             stage_name, why = self.current(), f"no end after {limit_s:.0f} s (--timeout)"
             cause, place = (f"{why}; {cause}" if self.errors else why), place if self.errors else ""
-        failed = next((each for each in stages if each.name == stage_name), stages[0])
+        failed = next((stage for stage in stages if stage.name == stage_name), stages[0])
         failed.state = State.TIMED_OUT if timed_out else State.FAILED
         failed.cause, failed.place = cause, place
         for stage in stages:

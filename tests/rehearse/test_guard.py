@@ -19,7 +19,8 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Li
 FAMILY = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-code = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); open('{folder}/' + str(os.getpid()), 'w'); time.sleep(600)"
+code = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+code += "open('{folder}/' + str(os.getpid()), 'w'); time.sleep(600)"
 subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
 open('{folder}/' + str(os.getpid()), 'w')
 time.sleep({seconds})

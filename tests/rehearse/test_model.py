@@ -61,9 +61,10 @@ DEEPSEEK = {
     "v_head_dim": 128,
 }
 FAMILIES = {"qwen2": QWEN2, "qwen3": QWEN3, "qwen3_moe": MOE, "llama": LLAMA, "glm4": GLM, "deepseek_v3": DEEPSEEK}
-SIZES = (
-    "--num-layers 28 --hidden-size 1024 --ffn-hidden-size 3072 --num-attention-heads 16 --num-query-groups 8".split()
-)
+SIZES = [
+    *("--num-layers", "28", "--hidden-size", "1024", "--ffn-hidden-size", "3072"),
+    *("--num-attention-heads", "16", "--num-query-groups", "8"),
+]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -64,7 +64,7 @@ def here(tmp_path):
 
 def test_replaced_flags_follow_the_launchs_own_words():
     plan = planned(WORDS.format(model="/m", save="/s", data="/d"))
-    assert plan.words[:4] == "--actor-num-nodes 1 --actor-num-gpus-per-node 8".split()
+    assert plan.words[:4] == ["--actor-num-nodes", "1", "--actor-num-gpus-per-node", "8"]
     assert plan.words.index("--rollout-batch-size") < plan.words.index("--distributed-backend")
     parser = argparse.ArgumentParser()
     parser.add_argument("--num-rollout", type=int)
@@ -142,13 +142,10 @@ def test_switches_of_the_launch_are_not_repeated():
         ("--actor-num-gpus-per-node 4 --rollout-num-gpus 4 --rollout-num-gpus-per-engine 2", 1, 4, 2, 2),
         ("--actor-num-nodes 8 --actor-num-gpus-per-node 8 --colocate", 2, 1, 2, 2),
         ("--actor-num-nodes 2 --rollout-num-gpus 1", 2, 2, 2, 1),
-        ("--actor-num-gpus-per-node 8 --colocate --tensor-model-parallel-size 4 --pipeline-model-parallel-size 4", 1, 4, 4, 4),
-        (
-            "--colocate --tensor-model-parallel-size 8 --pipeline-model-parallel-size 2 --context-parallel-size 2",
-            1, 4, 4, 4,
-        ),
+        ("--colocate --tensor-model-parallel-size 4 --pipeline-model-parallel-size 4", 1, 4, 4, 4),
+        ("--colocate --tensor-model-parallel-size 8 --context-parallel-size 2", 1, 4, 4, 4),
     ],
-)  # fmt: skip
+)
 def test_layouts(words, nodes, gpus, ranks, engines):
     layout = make_layout(Flags.of(words.split()))
     assert (layout.nodes, layout.gpus, layout.ranks, layout.engines) == (nodes, gpus, ranks, engines)
@@ -157,11 +154,9 @@ def test_layouts(words, nodes, gpus, ranks, engines):
 
 
 def test_parallelism_is_kept_as_far_as_a_laptop_goes():
-    words = "--tensor-model-parallel-size 8 --pipeline-model-parallel-size 2 --context-parallel-size 2 --expert-model-parallel-size 8"
-    plan = values(planned(words))
-    assert [plan[f"--{name}-parallel-size"] for name in ("tensor-model", "pipeline-model", "context", "expert-model")] == [
-        "2", "2", "1", "2",
-    ]  # fmt: skip
+    sizes = {"tensor-model": "8", "pipeline-model": "2", "context": "2", "expert-model": "8"}
+    plan = values(planned(" ".join(f"--{name}-parallel-size {size}" for name, size in sizes.items())))
+    assert [plan[f"--{name}-parallel-size"] for name in sizes] == ["2", "2", "1", "2"]
 
 
 def test_a_filter_of_groups_is_called_but_cannot_stop_a_random_model():

@@ -59,8 +59,8 @@ def without_weights(*arguments, **options):
 
 
 def words(folder, end):
-    text = f"--hf-checkpoint {folder}/model --prompt-data {folder}/data.jsonl --save {folder}/saved --num-rollout 9 --end {end}"
-    return f"{text} --rollout-batch-size 2 --n-samples-per-prompt 2".split()
+    paths = f"--hf-checkpoint {folder}/model --prompt-data {folder}/data.jsonl --save {folder}/saved"
+    return f"{paths} --num-rollout 9 --rollout-batch-size 2 --n-samples-per-prompt 2 --end {end}".split()
 
 
 def played(folder, end="well", **options):

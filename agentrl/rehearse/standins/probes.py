@@ -41,8 +41,8 @@ def sum_weights(module: Any) -> None:
     @functools.wraps(update)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         if models := getattr(self, "model", None):
-            parameters = [each for model in models for each in model.parameters()]
-            total = sum(each.detach().double().abs().sum().item() for each in parameters)
+            parameters = [parameter for model in models for parameter in model.parameters()]
+            total = sum(parameter.detach().double().abs().sum().item() for parameter in parameters)
             events.log("weights", "data", rank=_rank(), sum=total)
         return update(self, *args, **kwargs)
 
@@ -69,13 +69,9 @@ def spread_rewards(module: Any) -> None:
     @functools.wraps(process)
     def wrapped(self: Any, samples: Any) -> Any:
         raw, rewards = process(self, samples)
-        if rewards and all(reward == 0 for reward in _numbers(rewards)):
+        if rewards and all(isinstance(reward, (int, float)) and reward == 0 for reward in rewards):
             rewards = [random.Random(number).gauss(0.0, 1.0) for number in range(len(rewards))]
             events.log("conversion", "data", rollout=getattr(self, "rollout_id", None), random_rewards=len(rewards))
         return raw, rewards
 
     manager._post_process_rewards = wrapped
-
-
-def _numbers(rewards: Any) -> list[float]:
-    return [float(reward) for reward in rewards] if all(isinstance(each, (int, float)) for each in rewards) else [1.0]
