@@ -260,9 +260,9 @@ def _tracking(flags: Flags, choices: Choices) -> Iterator[Replacement]:
 
 
 def _cpu(flags: Flags) -> Iterator[Replacement]:
-    for flag in CPU_SWITCHES:
-        if not flags.has(flag):
-            yield Replacement(flag, None, "", "a CPU has no such kernel, or no state of a GPU")
+    for switch in CPU_SWITCHES:
+        if not flags.has(switch):
+            yield Replacement(switch, None, "", "a CPU has no such kernel, or no state of a GPU")
     yield _replaced(flags, "--distributed-backend", "gloo", "NCCL needs GPUs")
     yield _replaced(flags, "--make-vocab-size-divisible-by", 1, "padding would count in the softmax")
     if flags.text("--moe-token-dispatcher-type") == "flex":

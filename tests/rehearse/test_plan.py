@@ -115,16 +115,16 @@ def test_full_keeps_batches_lengths_and_rollouts():
 
 
 def test_a_replacement_has_both_values_and_a_reason():
-    replaced = reasons(planned(WORDS.format(model="/m", save="/s", data="/d")))
+    replaced = reasons(planned(WORDS.format(model="/m", save="/s", data="/d") + " --moe-permute-fusion"))
     assert replaced["--rollout-batch-size"].before == "32"
-    assert replaced["--sequence-parallel"].after is None
+    assert replaced["--moe-permute-fusion"].after is None
     assert replaced["--no-rope-fusion"].before is None
     assert all(item.reason for item in replaced.values())
 
 
 def test_flags_without_a_counterpart_are_left_out():
-    plan = planned("--sequence-parallel --fp8-format e4m3 --optimizer-cpu-offload --moe-token-dispatcher-type flex")
-    assert not {"--sequence-parallel", "--fp8-format", "e4m3", "--optimizer-cpu-offload"} & {*plan.words}
+    plan = planned("--moe-permute-fusion --fp8-format e4m3 --optimizer-cpu-offload --moe-token-dispatcher-type flex")
+    assert not {"--moe-permute-fusion", "--fp8-format", "e4m3", "--optimizer-cpu-offload"} & {*plan.words}
     assert values(plan)["--moe-token-dispatcher-type"] == "alltoall"
 
 
