@@ -109,8 +109,7 @@ def log_probs(model, sequences):
     shares = [slice_with_cp(sequence, 0) for sequence in sequences]
     ends = torch.tensor([0, *(len(share) for share in shares)]).cumsum(0).int() * mpu.get_context_parallel_world_size()
     params = PackedSeqParams(qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends, max_seqlen_q=64, max_seqlen_kv=64)
-    with torch.no_grad():
-        logits = model(torch.cat(shares)[None], None, None, packed_seq_params=params)
+    logits = model(torch.cat(shares)[None], None, None, packed_seq_params=params)
     logits = gather_from_tensor_model_parallel_region(logits)[0]
     return [part.float().log_softmax(-1) for part in logits.split([len(share) for share in shares])]
 
@@ -124,7 +123,6 @@ def main(kind, folder, rank, ranks, layout):
     from slime.backends.megatron_utils import initialize
     from slime.backends.megatron_utils.cp_utils import slice_with_cp
     from slime.backends.megatron_utils.hf_to_megatron import load_hf_weights
-    from slime.backends.megatron_utils.megatron_to_hf import convert_to_hf
     from slime.backends.megatron_utils.model_provider import get_model_provider_func
     from slime.utils.arguments import parse_args
     from transformers import AutoModelForCausalLM
@@ -137,25 +135,47 @@ def main(kind, folder, rank, ranks, layout):
     args.rank, args.world_size = int(rank), int(ranks)
     with on_cpu():
         initialize.init(args)
-        model = get_model(get_model_provider_func(args))
+        model = get_model(get_model_provider_func(args), wrap_with_ddp=False)
         load_hf_weights(args, model, folder)
         theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         generator = torch.Generator().manual_seed(1)
         sequences = [torch.randint(0, 64, (length,), generator=generator) for length in (16, 1, 31)]
         worst = 0.0
-        for share, sequence in zip(log_probs(model[0], sequences), sequences, strict=True):
+        with torch.no_grad():
+            shares = log_probs(model[0], sequences)
+        for share, sequence in zip(shares, sequences, strict=True):
             expected = slice_with_cp(theirs(sequence[None]).logits[0].detach().float().log_softmax(-1), 0.0)
             real = expected.abs().sum(-1) > 0  # slime pads the end of a context-parallel sequence
             worst = max(worst, *(share - expected)[real].abs().flatten().tolist(), 0.0)
         print("worst", worst)
         if not layout:
-            given = load_file(f"{folder}/model.safetensors")
-            handed = {}
-            for name, parameter in model[0].named_parameters():
-                full = name if name.startswith("module.module.") else f"module.module.{name.removeprefix('module.')}"
-                handed.update(convert_to_hf(args, type(theirs.config).__name__.lower(), full, parameter))
-            wrong = [name for name in given if name not in handed or not torch.equal(handed[name].float(), given[name])]
-            print("wrong:", *wrong)
+            compare_one_rank(args, model[0], theirs, sequences, load_file(f"{folder}/model.safetensors"))
+
+
+def compare_one_rank(args, model, theirs, sequences, given):
+    """The weights that slime would hand over, and their gradients."""
+    import torch
+    from slime.backends.megatron_utils.megatron_to_hf import convert_to_hf
+
+    kind = type(theirs.config).__name__.lower()
+    chosen = [torch.arange(len(sequence)) % 7 for sequence in sequences]
+    ours_loss = sum(
+        part.gather(1, ids[:, None]).sum() for part, ids in zip(log_probs(model, sequences), chosen, strict=True)
+    )
+    ours_loss.backward()
+    for sequence, ids in zip(sequences, chosen, strict=True):
+        theirs(sequence[None]).logits[0].float().log_softmax(-1).gather(1, ids[:, None]).sum().backward()
+    handed, gradients = {}, {}
+    for name, parameter in model.named_parameters():
+        full = f"module.module.{name.removeprefix('module.').removeprefix('module.')}"
+        handed.update(convert_to_hf(args, kind, full, parameter))
+        gradients.update(convert_to_hf(args, kind, full, parameter.grad))
+    wrong = [name for name in given if name not in handed or not torch.equal(handed[name].float(), given[name])]
+    print("wrong:", *wrong)
+    expected = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+    shared = [name for name in expected if name in gradients]  # transformers joins the weights of all experts
+    difference = max(float((gradients[name] - expected[name]).abs().max()) for name in shared)
+    print("gradients", len(shared), difference)
 
 
 if __name__ == "__main__":

@@ -85,3 +85,6 @@ def test_log_probs_are_those_of_transformers(models, tmp_path, kind, layout):
         assert float(worst.split()[1]) < 1e-5
         if not layout:
             assert "\nwrong:\n" in f"{output}\n"
+            count, difference = next(line for line in output.splitlines() if line.startswith("gradients ")).split()[1:]
+            assert int(count) > 10
+            assert float(difference) < 1e-3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 from types import SimpleNamespace
 
@@ -28,7 +29,7 @@ def read_arguments(words):
         return parser.parse_args(words)
 
     module = SimpleNamespace(parse_args=parse_args)
-    stages.arguments(module)
+    stages.apply(module, stages.HOOKS["slime.utils.arguments"])
     return module.parse_args()
 
 
@@ -76,7 +77,7 @@ class Manager:
 def manager(monkeypatch):
     kind = type("Manager", (Manager,), {})
     module = SimpleNamespace(_start_router=lambda args: ("127.0.0.1", 1), RolloutManager=kind)
-    stages.rollout_manager(module)
+    stages.apply(module, stages.HOOKS["slime.ray.rollout"])
     return module
 
 
@@ -105,6 +106,23 @@ def test_the_error_of_a_conversion_is_no_error_of_the_rollout(folder, manager):
     assert [entry for entry in short(folder) if entry[1] == "error"] == [("conversion", "error", 0)]
 
 
+def test_a_coroutine_is_a_stage_until_its_end(folder):
+    @stages.during("evaluation")
+    async def play():
+        events.log("evaluation", "data")
+        raise KeyError("answer")
+
+    with pytest.raises(KeyError):
+        asyncio.run(play())
+    assert [event for _, event, _ in short(folder)] == ["begin", "data", "error"]
+
+
+def test_a_module_without_the_functions_is_left_alone():
+    module = SimpleNamespace(other=1)
+    stages.apply(module, stages.HOOKS["slime.ray.rollout"])
+    assert vars(module) == {"other": 1}
+
+
 def test_a_class_behind_ray_is_wrapped():
     kind = type("Manager", (Manager,), {})
     actor = SimpleNamespace(__ray_metadata__=SimpleNamespace(modified_class=kind))
@@ -115,7 +133,7 @@ def test_a_class_behind_ray_is_wrapped():
 def test_metrics_are_logged_with_their_stage(folder):
     seen = []
     module = SimpleNamespace(log=lambda args, metrics, step_key: seen.append(metrics))
-    stages.metrics(module)
+    stages.apply(module, stages.HOOKS["slime.observability.logging_utils"])
     for key in ("train/step", "rollout/step", "eval/step"):
         module.log(None, {key: 2, "x": 1.5}, step_key=key)
     assert len(seen) == 3
@@ -137,7 +155,7 @@ def test_the_hooks_reach_rays_workers(folder, tmp_path):
     )
     try:
         actor = ray.remote(Manager)
-        stages.rollout_manager(SimpleNamespace(_start_router=print, RolloutManager=actor))
+        stages.apply(SimpleNamespace(RolloutManager=actor), stages.HOOKS["slime.ray.rollout"])
         with pytest.raises(ray.exceptions.RayTaskError):
             ray.get(actor.remote(0).generate.remote(7))
     finally:

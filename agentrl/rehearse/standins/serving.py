@@ -21,7 +21,7 @@ from agentrl.rehearse.standins import events
 from agentrl.types import Generation, SamplingParams
 
 CONFIG_VARIABLE = "AGENTRL_REHEARSAL_ENGINE"
-"""Environment variable: keys of LocalEngine's `engine_config`, as JSON."""
+"""Environment variable: keyword arguments of LocalEngine, as JSON."""
 
 
 def launch_server(server_args: Any) -> None:
@@ -37,19 +37,25 @@ def launch_server(server_args: Any) -> None:
 
 
 async def _serve(args: Any) -> None:
-    from agentrl.cli.models import open_model
+    from agentrl.engine.local import LocalEngine
     from agentrl.engine.sglang import server
+    from agentrl.models import load_model, load_tokenizer
+    from agentrl.models.vision import load_vision
+    from agentrl.render import load_renderer
 
+    tokenizer, vision = load_tokenizer(args.model_path), load_vision(args.model_path)
+    renderer = load_renderer(tokenizer, vision=vision)
     config = json.loads(os.environ.get(CONFIG_VARIABLE, "{}"))
-    async with open_model(args.model_path, "cpu", "local", config) as opened:
-        log_generations(opened.engine, Path(os.environ[events.FOLDER_VARIABLE]) / f"engine/{os.getpid()}.jsonl")
+    model = load_model(args.model_path, device="cpu")
+    async with LocalEngine(model, tokenizer, vision=vision, **config) as engine:
+        log_generations(engine, Path(os.environ[events.FOLDER_VARIABLE]) / f"engine/{os.getpid()}.jsonl")
         await server.serve(
-            opened.engine,
+            engine,
             args.host,
             args.port,
             model_name=args.model_path,
-            encode=lambda text: opened.tokenizer.encode(text, add_special_tokens=False),
-            decode=opened.renderer.decode,
+            encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
+            decode=renderer.decode,
             server_args=asdict(args),
             on_ready=lambda url: logging.info("ready: %s", url),
         )
