@@ -291,7 +291,7 @@ class Trainer:
 
     @billed("rollout")
     async def collect(self, step: int) -> Groups:
-        """Give the engine the newest weights, play the episodes of a step, and mask episodes that must not be trained."""
+        """Give the engine the newest weights, play the step's episodes, and mask episodes that must not be trained."""
         await self.handover.give()  # the order of the steps has done so; a caller of this method has not
         self._drawn[step] = drawn = await self.drawer.draw(step)
         for trajectory in (trajectory for group in drawn.groups for trajectory in group):

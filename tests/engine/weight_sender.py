@@ -49,7 +49,7 @@ def _torchs(backend, init_method, world_size, rank, group_name, timeout):
 
 
 def post(url, path, **body):
-    return requests.post(f"{url}/{path}", json=body, timeout=60)
+    return requests.post(f"{url}/{path}", json=body, timeout=200)
 
 
 def main(url, folder, manner="plain"):

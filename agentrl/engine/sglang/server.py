@@ -21,6 +21,7 @@ from uuid import uuid4
 
 from aiohttp import web
 
+from agentrl._util.http_log import server_log
 from agentrl._util.signals import stopping
 from agentrl.engine.base import Engine, RequestFields, ask
 from agentrl.engine.sglang.access import Access, Handler, exposure, guard
@@ -32,6 +33,7 @@ from agentrl.errors import ConfigError, EngineError, RequestError
 from agentrl.types import Generation, SamplingParams
 
 _log = logging.getLogger(__name__)
+_http_log = server_log(f"{__name__}.http")
 
 _BODY_BYTES = 32 << 20
 """The most bytes of a request's body: about three million token ids."""
@@ -359,7 +361,7 @@ async def running_server(
     )
     if warning := exposure(host, api_key):
         _log.warning("%s", warning)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=5.0, access_log=None)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=5.0, access_log=None, logger=_http_log)
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()

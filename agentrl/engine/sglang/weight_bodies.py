@@ -20,7 +20,7 @@ _SELECTORS: Mapping[str, Any] = {"selector": "all"}
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class UpdateFields:
     """The fields that all updates of weights share."""
 
     version: str | None

@@ -17,7 +17,7 @@ from agentrl.engine.base import Engine
 from agentrl.engine.sglang.admission import Admission
 from agentrl.engine.sglang.bodies import read_body, read_json
 from agentrl.engine.sglang.weight_bodies import (
-    Update,
+    UpdateFields,
     read_broadcast,
     read_folder,
     read_group,
@@ -146,7 +146,7 @@ class WeightEndpoints:
     # Updates
 
     async def _update_from_disk(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        update, folder = Update.read(body, "model_path", load_format="auto"), read_folder(body)
+        update, folder = UpdateFields.read(body, "model_path", load_format="auto"), read_folder(body)
         load, version = self._of_engine("load_weights"), update.version or self.version
 
         def load_folder() -> None:
@@ -168,16 +168,16 @@ class WeightEndpoints:
         return {"message": "Succeeded to update model weights."}
 
     async def _update_from_tensor(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        update = Update.read(body, "serialized_named_tensors", "load_format")
+        update = UpdateFields.read(body, "serialized_named_tensors", "load_format")
         ranks, flattened = read_serialized(body)
         return await self._load(await asyncio.to_thread(_deserialize, ranks, flattened), update)
 
     async def _update_from_distributed(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        update = Update.read(body, "names", "dtypes", "shapes", "group_name", "load_format")
+        update = UpdateFields.read(body, "names", "dtypes", "shapes", "group_name", "load_format")
         # The values are received before the names are checked, because the trainer waits for a receiver.
         return await self._load(await self._groups.receive(read_group_name(body), read_broadcast(body)), update)
 
-    async def _load(self, weights: Mapping[str, torch.Tensor], update: Update) -> Mapping[str, Any]:
+    async def _load(self, weights: Mapping[str, torch.Tensor], update: UpdateFields) -> Mapping[str, Any]:
         load = self._of_engine("load_part")
         self._refuse_released()
         async with self._admission.changing(abort=update.abort):

@@ -3,6 +3,7 @@ megatron/core/extensions/transformer_engine.py. Imports Megatron."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -39,8 +40,8 @@ class Attention(MegatronModule):  # type: ignore[misc]
         Returns (tokens, heads * width), or (tokens, batch, heads * width).
         """
         if packed_seq_params is None:
-            query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
-            return self._attend(query, key, value).permute(2, 0, 1, 3).flatten(2)
+            heads_first = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
+            return self._attend(heads_first, None).permute(2, 0, 1, 3).flatten(2)
         group = parallel_state.get_context_parallel_group()
         ranks, shares = group.size(), query.size(0)
         if ranks > 1:
@@ -48,16 +49,16 @@ class Attention(MegatronModule):  # type: ignore[misc]
         outputs = []
         for start, end in pairwise((packed_seq_params.cu_seqlens_q // ranks).tolist()):
             rows = [slice(rank * shares + start, rank * shares + end) for rank in range(ranks)]
-            sequence = query[start:end], *(torch.cat([tensor[part] for part in rows]) for tensor in (key, value))
-            heads_first = [tensor.transpose(0, 1)[None] for tensor in sequence]
+            keys, values = (torch.cat([tensor[part] for part in rows]) for tensor in (key, value))
+            heads_first = (tensor.transpose(0, 1)[None] for tensor in (query[start:end], keys, values))
             visible = _visible(end - start, group.rank(), ranks) if ranks > 1 else None
-            outputs.append(self._attend(*heads_first, visible=visible)[0].transpose(0, 1))
+            outputs.append(self._attend(heads_first, visible)[0].transpose(0, 1))
         return torch.cat(outputs).flatten(1)
 
-    def _attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Attention of (batch, heads, tokens, width) each. Without a mask a token sees itself and earlier tokens."""
+    def _attend(self, heads_first: Iterable[torch.Tensor], visible: torch.Tensor | None) -> torch.Tensor:
+        """Attention of query, key and value, (batch, heads, tokens, width) each. Without a mask a token sees itself and
+        earlier tokens."""
+        query, key, value = heads_first
         return torch.nn.functional.scaled_dot_product_attention(
             query,
             key,

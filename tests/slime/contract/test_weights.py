@@ -22,6 +22,7 @@ ROOT = TRAINER.parents[3]
 
 @pytest.mark.skipif("SLIME_SRC" not in os.environ, reason="SLIME_SRC is not set (docs/slime.md says how)")
 @pytest.mark.thorough
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("offload", [False, True])
 async def test_slimes_updaters_bring_every_weight(tmp_path, monkeypatch, offload):
     sglang_package.install(monkeypatch)
@@ -37,7 +38,7 @@ async def test_slimes_updaters_bring_every_weight(tmp_path, monkeypatch, offload
             cwd=ROOT,
             stderr=asyncio.subprocess.PIPE,
         )
-        _, errors = await asyncio.wait_for(trainer.communicate(), 120)
+        _, errors = await asyncio.wait_for(trainer.communicate(), 240)
         assert trainer.returncode == 0, errors.decode()
     weights = engine.copy_weights()
     for name, parameter in new.named_parameters():
