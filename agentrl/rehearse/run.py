@@ -135,8 +135,7 @@ class Rehearsal:
             status: int | None = None
             while status is None:
                 processes.wait(_TICK_S)
-                for occurrence in watch.add(files.new()):
-                    self._say_occurrence(watch, occurrence)
+                self._take(watch, files)
                 status = processes.status(_PROGRAM)
                 if status is None and watch.silent_s > self.options.timeout_s:
                     processes.kill(_PROGRAM)
@@ -144,11 +143,11 @@ class Rehearsal:
                 if status is None and processes.is_lost:
                     return False, watch.failed("with its guard", log)
         except KeyboardInterrupt:
-            watch.add(files.new())
+            self._take(watch, files)
             self.report.stages += watch.stages()
             self.data = self.data or watch.data
             raise
-        watch.add(files.new())
+        self._take(watch, files)
         processes.sweep()
         if status == 0:
             return True, watch.stages()
@@ -184,12 +183,14 @@ class Rehearsal:
         report.problems += problems(report.figures, data, random=random, grouped=grouped)
         report.notes += notes(report.figures, data, random=random)
 
-    def _say_occurrence(self, watch: Watch, occurrence: Any) -> None:
-        name = watch.name_of(occurrence)
-        if sum(watch.name_of(other) == name for other in watch.occurrences) == 1:
-            state = State.FAILED if occurrence.error else State.OK
-            seconds = (occurrence.ended or occurrence.began) - occurrence.began
-            self._say_stage(Stage(name, state, seconds))
+    def _take(self, watch: Watch, files: EventFiles) -> None:
+        """Take in new events, and say which stages have ended for the first time."""
+        for occurrence in watch.add(files.new()):
+            name = watch.name_of(occurrence)
+            if name not in watch.announced:
+                watch.announced.add(name)
+                state = State.FAILED if occurrence.error else State.OK
+                self._say_stage(Stage(name, state, (occurrence.ended or occurrence.began) - occurrence.began))
 
     def _say_stage(self, stage: Stage) -> None:
         seconds = "" if stage.seconds is None else f"{stage.seconds:.0f} s"

@@ -112,6 +112,8 @@ class Watch:
     errors: list[JSONObject] = field(default_factory=list)
     """Events of errors, in order of time."""
     data: list[JSONObject] = field(default_factory=list)
+    announced: set[str] = field(default_factory=set)
+    """Names of stages that the user was told of."""
     _last: float = field(default_factory=time.time)
 
     def add(self, events: Iterable[JSONObject]) -> list[Occurrence]:
