@@ -79,11 +79,11 @@ def rehearse(
     with one_line_errors(lambda: "nothing is left running"), _ended_by_signals():
         from agentrl.rehearse.launch import read
         from agentrl.rehearse.output import console, print_replacements, print_report
-        from agentrl.rehearse.run import Options
+        from agentrl.rehearse.run import RehearsalOptions
         from agentrl.rehearse.run import rehearse as run_rehearsal
 
         screen = console(stderr=as_json)
-        options = Options(out, rollouts, full, str(engine), timeout, not no_resume)
+        options = RehearsalOptions(out, rollouts, full, str(engine), timeout, not no_resume)
         launch = read(command)
         say = partial(screen.print, highlight=False, markup=False)
         report = run_rehearsal(launch, options, say, lambda plan: print_replacements(screen, plan.replacements))

@@ -30,7 +30,7 @@ _SHARED = Path("/dev/shm")
 _MOST_LOG = 20_000_000
 
 
-class Guard:
+class ProcessGuard:
     def __init__(self) -> None:
         self._processes: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}
         self._remove: list[str] = []
@@ -234,7 +234,7 @@ def main() -> None:
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
-    Guard().run()
+    ProcessGuard().run()
 
 
 if __name__ == "__main__":

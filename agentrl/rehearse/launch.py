@@ -121,7 +121,7 @@ class Flags(tuple[Flag, ...]):
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class SlimeLaunch:
     """A start of slime's training program."""
 
     program: Path
@@ -139,7 +139,7 @@ class Launch:
         return [folder for folder in self.variables.get("PYTHONPATH", "").split(os.pathsep) if folder]
 
 
-def read(words: Sequence[str]) -> Launch:
+def read(words: Sequence[str]) -> SlimeLaunch:
     """Read a command, or run a script up to its command. Raises ConfigError."""
     first = Path(words[0])
     if first.suffix == ".sh" or (first.name not in TRAIN_PROGRAMS and _is_shell(first)):
@@ -160,7 +160,7 @@ def _launch(
     roots: Sequence[Path],
     source: str = "the command",
     notes: tuple[str, ...] = (),
-) -> Launch:
+) -> SlimeLaunch:
     index = _program_index(words)
     if index is None:
         raise ConfigError(
@@ -177,7 +177,7 @@ def _launch(
         if equals and name.isidentifier():
             variables[name] = value
     program = _existing(Path(words[index]), (folder, *roots))
-    return Launch(program, Flags.of(words[index + 1 :]), variables, folder, source, notes)
+    return SlimeLaunch(program, Flags.of(words[index + 1 :]), variables, folder, source, notes)
 
 
 def _program_index(words: Sequence[str]) -> int | None:
@@ -214,7 +214,7 @@ def _job_variables(words: Sequence[str]) -> dict[str, str]:
 # ---- scripts
 
 
-def captured(script: Path, words: Sequence[str] = ()) -> Launch:
+def captured(script: Path, words: Sequence[str] = ()) -> SlimeLaunch:
     """The command that a script starts. `words` are the script's arguments.
 
     Raises ConfigError if the script is missing, does not end, or ends before it starts slime.
@@ -292,7 +292,7 @@ def _played(script: Path, words: Sequence[str], variables: Mapping[str, str]) ->
         return output.read()
 
 
-def _of_calls(script: Path, calls: Sequence[Mapping[str, Any]], output: str, folders: set[str]) -> Launch:
+def _of_calls(script: Path, calls: Sequence[Mapping[str, Any]], output: str, folders: set[str]) -> SlimeLaunch:
     """The launch in the recorded calls. A call of Ray or Python counts before a call of `agentrl check`."""
     starts = [call for call in calls if _program_index(call["words"]) is not None]
     starts.sort(key=lambda call: Path(call["words"][0]).name == "agentrl")

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agentrl.rehearse.plan import Replacement
-from agentrl.rehearse.report import Report
+from agentrl.rehearse.report import RehearsalReport
 from agentrl.rehearse.stages import Stage, State
 
 _COLOURS = {State.OK: "green", State.FAILED: "red", State.TIMED_OUT: "red", State.RUNNING: "yellow"}
@@ -43,7 +43,7 @@ def _short(text: str) -> str:
     return text if len(text) <= _LONG or text.startswith("--") else f"...{text[-(_LONG - 3) :]}"
 
 
-def print_report(console: Console, report: Report) -> None:
+def print_report(console: Console, report: RehearsalReport) -> None:
     table = Table("stage", "", "seconds", "times", title="Stages", box=None)
     for stage in report.stages:
         table.add_row(*_stage_row(stage))

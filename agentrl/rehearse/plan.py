@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from agentrl.rehearse.launch import Flag, Flags, Launch
+from agentrl.rehearse.launch import Flag, Flags, SlimeLaunch
 
 CPU_SWITCHES = (
     *("--no-gradient-accumulation-fusion", "--no-rope-fusion", "--no-masked-softmax-fusion", "--no-persist-layer-norm"),
@@ -103,7 +103,7 @@ class Plan:
         return [*self.words, "--num-rollout", str(rollouts + 1), "--override-opt_param-scheduler"]
 
 
-def make_plan(launch: Launch, choices: Choices) -> Plan:
+def make_plan(launch: SlimeLaunch, choices: Choices) -> Plan:
     flags = launch.flags
     layout = make_layout(flags)
     items = [

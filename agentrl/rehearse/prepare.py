@@ -15,7 +15,7 @@ import yaml
 
 from agentrl.errors import ConfigError
 from agentrl.models.hub import cached_folder
-from agentrl.rehearse.launch import Flags, Launch
+from agentrl.rehearse.launch import Flags, SlimeLaunch
 from agentrl.rehearse.model import (
     TINY_TOKENS,
     config_from_flags,
@@ -62,7 +62,7 @@ def claim(out: Path) -> None:
         raise ConfigError(f"--out {out} cannot be written to: {exc.strerror}; name another folder") from exc
 
 
-def prepare(launch: Launch, out: Path, *, rollouts: int, full: bool) -> Prepared:
+def prepare(launch: SlimeLaunch, out: Path, *, rollouts: int, full: bool) -> Prepared:
     """Write the model's configuration and the data. The weights follow later. Raises ConfigError."""
     flags = launch.flags
     away = is_elsewhere(launch)
@@ -78,13 +78,13 @@ def prepare(launch: Launch, out: Path, *, rollouts: int, full: bool) -> Prepared
     return prepared
 
 
-def is_elsewhere(launch: Launch) -> bool:
+def is_elsewhere(launch: SlimeLaunch) -> bool:
     """Whether the launch's paths are those of another machine: none of them is here."""
     paths = [_SLICE.sub("", path) for flag in _PATHS for path in launch.flags.values(flag) or ()]
     return not any((launch.folder / path).exists() for path in paths)
 
 
-def model_folder(launch: Launch) -> Path | None:
+def model_folder(launch: SlimeLaunch) -> Path | None:
     """The folder of --hf-checkpoint on this machine, in the Hub's cache too. None if it is not here."""
     name = launch.flags.text("--hf-checkpoint")
     if not name:
@@ -101,7 +101,7 @@ def _full_model(prepared: Prepared, flags: Flags, folder: Path | None) -> None:
     prepared.choices = replace(prepared.choices, model=folder, vocabulary=vocabulary)
 
 
-def _small_model(prepared: Prepared, launch: Launch, folder: Path | None, away: bool) -> None:
+def _small_model(prepared: Prepared, launch: SlimeLaunch, folder: Path | None, away: bool) -> None:
     flags, name = launch.flags, launch.flags.text("--hf-checkpoint")
     vocabulary = None
     if folder is not None:
@@ -129,7 +129,7 @@ def _small_model(prepared: Prepared, launch: Launch, folder: Path | None, away: 
     )
 
 
-def _add_save(prepared: Prepared, launch: Launch, away: bool) -> None:
+def _add_save(prepared: Prepared, launch: SlimeLaunch, away: bool) -> None:
     """Choose the folder of checkpoints: below the launch's own, to learn whether that one can be written."""
     text = launch.flags.text("--save")
     if not text:
@@ -149,7 +149,7 @@ def _add_save(prepared: Prepared, launch: Launch, away: bool) -> None:
 # ---- data
 
 
-def _data(launch: Launch, out: Path, away: bool) -> Iterator[Replacement]:
+def _data(launch: SlimeLaunch, out: Path, away: bool) -> Iterator[Replacement]:
     flags = launch.flags
     absent = "not on this machine: generated rows"
     if (prompts := flags.values("--prompt-data")) and away:
@@ -208,7 +208,7 @@ def _shortened(file: Path, out: Path) -> Path:
 # ---- the environment
 
 
-def variables(launch: Launch, packages: Packages, out: Path, *, engine: str, random: bool) -> dict[str, str]:
+def variables(launch: SlimeLaunch, packages: Packages, out: Path, *, engine: str, random: bool) -> dict[str, str]:
     """The environment of all processes: the launch's own, with the stand-ins first on PYTHONPATH."""
     env = {name: value for name, value in launch.variables.items() if name not in _HIDDEN}
     return env | {
@@ -226,7 +226,7 @@ def variables(launch: Launch, packages: Packages, out: Path, *, engine: str, ran
     }
 
 
-def python_path(launch: Launch, packages: Packages, engine: str) -> Sequence[Path | str]:
+def python_path(launch: SlimeLaunch, packages: Packages, engine: str) -> Sequence[Path | str]:
     """PYTHONPATH: the stand-ins, slime, the launch's folders, agentrl, and Megatron where the launch has none."""
     from agentrl import __file__ as agentrl_file
 

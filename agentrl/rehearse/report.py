@@ -24,7 +24,7 @@ GROUPED = ("grpo", "gspo", "cispo")
 
 
 @dataclass(slots=True)
-class Report:
+class RehearsalReport:
     source: str
     replacements: list[Replacement] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)

@@ -12,14 +12,14 @@ from typing import Any
 from agentrl._util.children import how_ended
 from agentrl.errors import ConfigError
 from agentrl.rehearse.cluster import Guarded, start_ray
-from agentrl.rehearse.launch import Launch
+from agentrl.rehearse.launch import SlimeLaunch
 from agentrl.rehearse.packages import Packages
 from agentrl.rehearse.packages import prepare as prepare_packages
 from agentrl.rehearse.plan import Plan, make_plan
 from agentrl.rehearse.prepare import Prepared, claim, prepare, variables
 from agentrl.rehearse.report import (
     GROUPED,
-    Report,
+    RehearsalReport,
     continued,
     failed_stage,
     figures,
@@ -27,7 +27,7 @@ from agentrl.rehearse.report import (
     problems,
     samples_of,
 )
-from agentrl.rehearse.stages import EventFiles, Stage, State, Watch, expected_stages
+from agentrl.rehearse.stages import EventFiles, Stage, StageWatch, State, expected_stages
 
 Say = Callable[[str], None]
 
@@ -37,7 +37,7 @@ _PROGRAM, _WEIGHTS = "slime", "weights"
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class RehearsalOptions:
     out: Path = Path("rehearsal")
     rollouts: int = 2
     full: bool = False
@@ -48,12 +48,12 @@ class Options:
 
 @dataclass(slots=True)
 class Rehearsal:
-    launch: Launch
-    options: Options
+    launch: SlimeLaunch
+    options: RehearsalOptions
     say: Say
     show: Callable[[Plan], None]
     """Shows the plan before anything is started."""
-    report: Report
+    report: RehearsalReport
     data: list[dict[str, Any]] = field(default_factory=list)
     """Events of kind `data` of the first start."""
 
@@ -61,7 +61,7 @@ class Rehearsal:
     def out(self) -> Path:
         return self.options.out
 
-    def run(self) -> Report:
+    def run(self) -> RehearsalReport:
         """Rehearse the launch. Ctrl-C ends it with a report of the stages that were reached. Raises ConfigError."""
         packages = prepare_packages(self.say)
         began = time.monotonic()
@@ -107,7 +107,7 @@ class Rehearsal:
         cluster.state, cluster.seconds, cluster.times = State.OK, time.monotonic() - began, 1
         self._say_stage(cluster)
         evaluates = self.launch.flags.has("--eval-interval")
-        watch = Watch(expected_stages(evaluates=evaluates, saves=plan.saves, rollouts=self.options.rollouts))
+        watch = StageWatch(expected_stages(evaluates=evaluates, saves=plan.saves, rollouts=self.options.rollouts))
         self.report.log = str(self.out / "log.txt")
         good, stages = self._start(processes, packages, plan.words, env, watch, self.out / "log.txt")
         self.report.stages += stages
@@ -124,7 +124,13 @@ class Rehearsal:
             raise ConfigError(f"no small model of this kind: {text.splitlines()[-1] if text else 'no output'}")
 
     def _start(
-        self, processes: Guarded, packages: Packages, words: Sequence[str], env: dict[str, str], watch: Watch, log: Path
+        self,
+        processes: Guarded,
+        packages: Packages,
+        words: Sequence[str],
+        env: dict[str, str],
+        watch: StageWatch,
+        log: Path,
     ) -> tuple[bool, list[Stage]]:
         """Start slime's program and watch it to its end. Returns whether it ended well, and its stages."""
         program = [str(packages.python), str(self.launch.program), *words]
@@ -155,7 +161,7 @@ class Rehearsal:
 
     def _resume(self, processes: Guarded, packages: Packages, plan: Plan, env: dict[str, str]) -> None:
         """Start the program again from its checkpoint, with one more rollout."""
-        watch = Watch(expected_stages(evaluates=False, saves=True, rollouts=0))
+        watch = StageWatch(expected_stages(evaluates=False, saves=True, rollouts=0))
         began = time.monotonic()
         words = plan.resumed(self.options.rollouts)
         log = self.out / "resume.txt"
@@ -183,7 +189,7 @@ class Rehearsal:
         report.problems += problems(report.figures, data, random=random, grouped=grouped)
         report.notes += notes(report.figures, data, random=random)
 
-    def _take(self, watch: Watch, files: EventFiles) -> None:
+    def _take(self, watch: StageWatch, files: EventFiles) -> None:
         """Take in new events, and say which stages have ended for the first time."""
         for occurrence in watch.add(files.new()):
             name = watch.name_of(occurrence)
@@ -197,7 +203,7 @@ class Rehearsal:
         self.say(f"{stage.state:9} {stage.name:14} {seconds}")
 
 
-def rehearse(launch: Launch, options: Options, say: Say, show: Callable[[Plan], None]) -> Report:
+def rehearse(launch: SlimeLaunch, options: RehearsalOptions, say: Say, show: Callable[[Plan], None]) -> RehearsalReport:
     """Rehearse a launch, and write report.json into the folder of the rehearsal. `say` gets a line for each stage that
     ends, `show` the plan before anything starts.
 
@@ -205,4 +211,4 @@ def rehearse(launch: Launch, options: Options, say: Say, show: Callable[[Plan], 
     """
     options = replace(options, out=options.out.resolve())
     claim(options.out)
-    return Rehearsal(launch, options, say, show, Report(launch.source)).run()
+    return Rehearsal(launch, options, say, show, RehearsalReport(launch.source)).run()

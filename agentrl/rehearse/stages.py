@@ -102,7 +102,7 @@ class Occurrence:
 
 
 @dataclass(slots=True)
-class Watch:
+class StageWatch:
     """The stages of a start of slime's program."""
 
     expected: Sequence[str]

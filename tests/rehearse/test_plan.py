@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from agentrl.errors import ConfigError
-from agentrl.rehearse.launch import Flags, Launch
+from agentrl.rehearse.launch import Flags, SlimeLaunch
 from agentrl.rehearse.packages import Packages
 from agentrl.rehearse.plan import CPU_SWITCHES, Choices, make_layout, make_plan, sliced
 from agentrl.rehearse.prepare import MARK, claim, is_elsewhere, prepare, python_path, variables
@@ -26,7 +26,7 @@ WORDS = (
 
 
 def launch_of(words, folder=Path("/")):
-    return Launch(Path("/slime/train.py"), Flags.of(words), {}, folder)
+    return SlimeLaunch(Path("/slime/train.py"), Flags.of(words), {}, folder)
 
 
 def planned(words, **choices):
@@ -220,7 +220,7 @@ def test_a_launch_of_another_machine(tmp_path):
 
 def test_a_misspelt_model_folder_is_no_launch_of_another_machine(here, tmp_path):
     flags = Flags.of([*here.flags.words(), "--hf-checkpoint", str(tmp_path / "modle")])
-    launch = Launch(here.program, flags, {}, here.folder)
+    launch = SlimeLaunch(here.program, flags, {}, here.folder)
     with pytest.raises(ConfigError, match="no such folder, although other paths"):
         prepare(launch, tmp_path / "out", rollouts=2, full=False)
 
@@ -236,7 +236,7 @@ def test_a_file_of_evaluation_sets_is_shortened(here, tmp_path):
         yaml.safe_dump({"eval": {"datasets": [{"name": "a", "path": "a.jsonl", "n_samples_per_eval_prompt": 16}]}})
     )
     flags = Flags.of([*here.flags.words(), "--eval-config", "eval.yaml"])
-    prepared = prepare(Launch(here.program, flags, {}, here.folder), tmp_path / "out", rollouts=2, full=False)
+    prepared = prepare(SlimeLaunch(here.program, flags, {}, here.folder), tmp_path / "out", rollouts=2, full=False)
     copy = next(item.after for item in prepared.choices.data if item.flag == "--eval-config")
     assert yaml.safe_load(Path(copy).read_text())["eval"]["datasets"] == [
         {"name": "a", "path": "a.jsonl@[0:8]", "n_samples_per_eval_prompt": 2}
@@ -258,18 +258,18 @@ def test_only_a_rehearsals_folder_is_replaced(tmp_path):
 
 def test_the_stand_ins_come_first_and_the_users_megatron_counts(tmp_path):
     packages = Packages(Path("/venv/python"), (Path("/wheel/megatron"),))
-    launch = Launch(Path("/slime/train.py"), Flags(), {"PYTHONPATH": "/mine"}, tmp_path)
+    launch = SlimeLaunch(Path("/slime/train.py"), Flags(), {"PYTHONPATH": "/mine"}, tmp_path)
     path = list(map(str, python_path(launch, packages, "local")))
     assert path[:4] == [str(SITE), str(ENGINE), "/slime", "/mine"]
     assert path[-1] == "/wheel/megatron"
     assert str(ENGINE) not in map(str, python_path(launch, packages, "sglang"))
     (tmp_path / "megatron/training").mkdir(parents=True)
-    own = Launch(Path("/slime/train.py"), Flags(), {"PYTHONPATH": str(tmp_path)}, tmp_path)
+    own = SlimeLaunch(Path("/slime/train.py"), Flags(), {"PYTHONPATH": str(tmp_path)}, tmp_path)
     assert "/wheel/megatron" not in map(str, python_path(own, packages, "local"))
 
 
 def test_the_users_ray_is_not_reached(tmp_path):
-    launch = Launch(Path("/slime/train.py"), Flags(), {"RAY_ADDRESS": "10.0.0.1:6379", "MINE": "1"}, tmp_path)
+    launch = SlimeLaunch(Path("/slime/train.py"), Flags(), {"RAY_ADDRESS": "10.0.0.1:6379", "MINE": "1"}, tmp_path)
     env = variables(launch, Packages(Path("/p"), ()), tmp_path, engine="local", random=True)
     assert "RAY_ADDRESS" not in env
     assert env["MINE"] == "1"

@@ -10,7 +10,16 @@ from rich.console import Console
 
 from agentrl.rehearse.output import print_replacements, print_report
 from agentrl.rehearse.plan import Replacement
-from agentrl.rehearse.report import Report, continued, failed_stage, figures, log_probs, notes, problems, samples_of
+from agentrl.rehearse.report import (
+    RehearsalReport,
+    continued,
+    failed_stage,
+    figures,
+    log_probs,
+    notes,
+    problems,
+    samples_of,
+)
 from agentrl.rehearse.stages import Stage, State
 
 AGENTRL = {
@@ -173,7 +182,7 @@ def test_samples_of_a_killed_process(tmp_path):
 @pytest.fixture
 def report():
     stages = [Stage("ray", State.OK, 2.0, 1), Stage("engines", State.FAILED, None, 0, "OSError: [x]", "log.txt:7")]
-    return Report("run.sh", [Replacement("--a", "1", "2", "few"), Replacement("--b", None, "", "few")], stages)
+    return RehearsalReport("run.sh", [Replacement("--a", "1", "2", "few"), Replacement("--b", None, "", "few")], stages)
 
 
 def test_a_failed_stage_in_one_line(report):

@@ -16,10 +16,10 @@ import typer
 from typer.testing import CliRunner
 
 from agentrl.rehearse import command, run
-from agentrl.rehearse.launch import Flags, Launch
+from agentrl.rehearse.launch import Flags, SlimeLaunch
 from agentrl.rehearse.packages import Packages
 from agentrl.rehearse.prepare import prepare
-from agentrl.rehearse.run import Options, rehearse
+from agentrl.rehearse.run import RehearsalOptions, rehearse
 from agentrl.rehearse.stages import SECOND_UPDATE
 
 PROGRAM = Path(__file__).with_name("recorded_train.py")
@@ -64,9 +64,9 @@ def words(folder, end):
 
 
 def played(folder, end="well", **options):
-    launch = Launch(folder / "train.py", Flags.of(words(folder, end)), dict(os.environ), folder)
+    launch = SlimeLaunch(folder / "train.py", Flags.of(words(folder, end)), dict(os.environ), folder)
     lines = []
-    report = rehearse(launch, Options(folder / "out", **options), lines.append, lambda plan: None)
+    report = rehearse(launch, RehearsalOptions(folder / "out", **options), lines.append, lambda plan: None)
     return report, lines
 
 
@@ -115,10 +115,10 @@ def test_a_second_start_that_begins_anew(folder):
 
 
 def test_a_wrong_size_is_a_problem_although_nothing_stops(folder):
-    launch = Launch(
+    launch = SlimeLaunch(
         folder / "train.py", Flags.of([*words(folder, "well"), "--num-layers", "36"]), dict(os.environ), folder
     )
-    report = rehearse(launch, Options(folder / "out", resume=False), lambda line: None, lambda plan: None)
+    report = rehearse(launch, RehearsalOptions(folder / "out", resume=False), lambda line: None, lambda plan: None)
     assert report.problems == ["--num-layers 36: the checkpoint has num_hidden_layers 4"]
 
 

@@ -9,8 +9,8 @@ import pytest
 from agentrl.rehearse.stages import (
     SECOND_UPDATE,
     EventFiles,
+    StageWatch,
     State,
-    Watch,
     expected_stages,
     first_exception,
     innermost,
@@ -56,7 +56,7 @@ def by_name(stages):
 
 
 def test_a_run_that_reaches_everything(run):
-    watch = Watch(ALL)
+    watch = StageWatch(ALL)
     watch.add(run.events)
     stages = watch.stages()
     assert [stage.name for stage in stages] == ALL
@@ -65,7 +65,7 @@ def test_a_run_that_reaches_everything(run):
 
 
 def test_the_second_update_is_a_stage_of_its_own(run):
-    watch = Watch(ALL)
+    watch = StageWatch(ALL)
     watch.add(run.events[:-4])
     stages = by_name(watch.stages())
     assert (stages["weights"].state, stages["weights"].times) == (State.OK, 1)
@@ -92,7 +92,7 @@ def test_a_stage_that_raises_is_named_with_its_first_cause(run, tmp_path):
         None,
         error="RayTaskError(ValueError): ray::RolloutManager.generate()\nValueError: too many",
     )
-    watch = Watch(ALL)
+    watch = StageWatch(ALL)
     watch.add(run.events)
     stages = by_name(watch.failed("with status 1", log))
     assert stages["conversion"].state == State.FAILED
@@ -105,7 +105,7 @@ def test_a_stage_that_raises_is_named_with_its_first_cause(run, tmp_path):
 def test_an_error_before_the_first_event_is_of_the_first_stage(tmp_path):
     log = tmp_path / "log.txt"
     log.write_text("train.py: error: argument --router-policy: invalid choice: 'x'\n")
-    stages = Watch(ALL).failed("with status 2", log)
+    stages = StageWatch(ALL).failed("with status 2", log)
     assert stages[0].name == "arguments"
     assert stages[0].state == State.FAILED
     assert "invalid choice" in stages[0].cause
@@ -117,7 +117,7 @@ def test_a_killed_process_is_named_by_the_stage_that_it_left_open(run, tmp_path)
     log.write_text(
         "Traceback (most recent call last):\n  x\nray.exceptions.ActorDiedError: The actor died unexpectedly\n"
     )
-    watch = Watch(ALL)
+    watch = StageWatch(ALL)
     watch.add([event for event in run.events if event["stage"] not in ("training", "checkpoint")][:-4])
     watch.add([{"t": 200.0, "pid": 21, "stage": "training", "event": "begin", "rollout": 0}])
     stages = by_name(watch.failed("with status 1", log))
@@ -126,7 +126,7 @@ def test_a_killed_process_is_named_by_the_stage_that_it_left_open(run, tmp_path)
 
 
 def test_a_stage_that_hangs_is_timed_out(run, tmp_path):
-    watch = Watch(ALL)
+    watch = StageWatch(ALL)
     events = [event for event in run.events if event["stage"] in ("arguments", "ray")]
     watch.add([*events, {"t": 200.0, "pid": 1, "stage": "placement", "event": "begin", "rollout": None}])
     stages = by_name(watch.failed("", tmp_path / "log.txt", timed_out=True, limit_s=30))
@@ -137,7 +137,7 @@ def test_a_stage_that_hangs_is_timed_out(run, tmp_path):
 def test_a_failure_without_any_trace_has_the_last_line(tmp_path):
     log = tmp_path / "log.txt"
     log.write_text("one\nSegmentation fault\n")
-    stages = Watch(ALL).failed("by signal SIGSEGV", log)
+    stages = StageWatch(ALL).failed("by signal SIGSEGV", log)
     assert stages[0].cause == "the program ended by signal SIGSEGV: Segmentation fault"
 
 

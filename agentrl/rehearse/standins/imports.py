@@ -62,11 +62,11 @@ class _Finder(MetaPathFinder):
         finally:
             self._searching.discard(fullname)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, fullname)
+            spec.loader = _HookedLoader(spec.loader, fullname)
         return spec
 
 
-class _Loader(Loader):
+class _HookedLoader(Loader):
     """A module's own loader, with the module's hooks."""
 
     def __init__(self, loader: Any, name: str) -> None:
