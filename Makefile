@@ -12,10 +12,13 @@ INSTALL = set -o pipefail; $(BIN)/pip install --progress-bar off -c constraints.
 BRIEFLY = | awk '/(Downloading|Using cached) .*[0-9] [MG]B\)/ {print "      " $$2, $$3, $$4; fflush()} \
 	/^Installing collected/ {print "      installing " NF - 3 " packages"; fflush()}'
 
-.PHONY: demo self-play test test-rest quick pythons soak crash soak-sandbox soak-workers check bench bench-scale bench-workers bench-exact bench-demo bench-retriever bench-view docs gateway-clients gpu gpu-wheels bench-thousands clean bench-first-byte
+.PHONY: demo rehearse self-play test test-rest quick pythons soak crash soak-sandbox soak-workers check bench bench-scale bench-workers bench-exact bench-demo bench-retriever bench-view docs gateway-clients gpu gpu-wheels bench-thousands clean bench-first-byte
 
 demo: $(STAMP)  ## Train a tiny model to use a search tool, and show the result.
 	$(BIN)/python examples/fact_search/demo.py
+
+rehearse: $(STAMP)  ## slime's own train.py on this machine with the demo's Env: launch, two weight updates, resume (SLIME_SRC=/path/to/slime; the first time 1.6 GB of packages).
+	$(BIN)/python examples/slime/rehearse.py $(or $(SLIME_SRC),$(error name a checkout of slime: make rehearse SLIME_SRC=/path/to/slime))
 
 self-play: $(STAMP)  ## Train a tiny model to play tic-tac-toe against itself, in both seats; play a random and a perfect player before and after (SEEDS="0 1 2").
 	$(BIN)/python examples/tictactoe/self_play.py $(if $(SEEDS),--seeds $(SEEDS))

@@ -10,7 +10,7 @@ import pytest
 from tests.house import ROOT, load_house
 
 ORDER = (
-    ("__main__",),
+    ("__main__", "rehearse"),
     ("cli",),
     ("slime", "check", "init", "view"),
     ("train", "rewards"),

@@ -23,7 +23,7 @@ from agentrl.cli.play import play
 from agentrl.cli.serve import serve
 from agentrl.cli.slime import slime
 
-_CORE = {
+_CORE: dict[str, Any] = {
     "data": data,
     "envs": envs,
     "eval": evaluate,
@@ -48,9 +48,13 @@ app = typer.Typer(
 
 
 def _add(name: str, command: Any) -> None:
-    """Add a subcommand: a function, or a Typer with subcommands of its own."""
+    """Add a subcommand: a function, or a Typer with subcommands of its own. `slime.rehearse` is added to the core's
+    group `slime`."""
+    group, dot, inner = name.rpartition(".")
     if isinstance(command, typer.Typer):
         app.add_typer(command, name=name)
+    elif dot and isinstance(_CORE.get(group), typer.Typer):
+        _CORE[group].command(inner)(command)
     else:
         app.command(name)(command)
 

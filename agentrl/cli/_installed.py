@@ -3,7 +3,8 @@
     [project.entry-points."agentrl.commands"]
     weather = "weather.cli:weather"
 
-After that, `agentrl weather` calls the function, or the Typer, wherever the package is installed.
+After that, `agentrl weather` calls the function, or the Typer, wherever the package is installed. The name
+`slime.weather` makes it a command of the group `slime`: `agentrl slime weather`.
 """
 
 from __future__ import annotations

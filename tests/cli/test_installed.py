@@ -11,6 +11,7 @@ import typer
 from agentrl._util.loading import load_object
 from agentrl.cli import app
 from agentrl.cli._installed import GROUP, installed_commands
+from agentrl.cli.slime import slime
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,6 +59,7 @@ def test_each_command_of_a_pyproject_exists_and_is_installed(folder):
         pytest.skip("an sdist of agentrl-sdk has no envs and no sandbox")
     pyproject = tomllib.loads(file.read_text(encoding="utf-8"))
     names = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups}
+    names |= {f"slime.{command.name}" for command in slime.registered_commands}
     for name, path in pyproject["project"]["entry-points"][GROUP].items():
         command = load_object(path)
         assert isinstance(command, typer.Typer) or callable(command), path

@@ -14,6 +14,7 @@ import torch
 
 from agentrl.engine.base import AsyncClosing
 from agentrl.engine.local.batch import Batch
+from agentrl.engine.local.experts import experts_of, route
 from agentrl.engine.local.fitness import check_attention, context_length, measure, tolerance
 from agentrl.engine.local.grammar import Grammars, GrammarState
 from agentrl.engine.local.images import ImageInputs, prove_images
@@ -83,6 +84,11 @@ class LocalEngine(AsyncClosing):
         weakref.finalize(self, self._worker.stop)
 
     takes_grammars = True
+
+    @property
+    def returns_experts(self) -> bool:
+        """Whether the model has experts, so that `routed_experts` can be called."""
+        return experts_of(self._model.config.get_text_config()) > 0
 
     @property
     def takes_images(self) -> bool:
@@ -180,6 +186,18 @@ class LocalEngine(AsyncClosing):
 
     async def context_length(self) -> int:
         return self._context
+
+    async def routed_experts(self, tokens: Sequence[int]) -> list[list[list[int]]]:
+        """The experts of each token in each layer with the present weights: (tokens, layers, experts of a token).
+
+        Costs a forward pass over all tokens, between two steps. Raises RequestError if a layer has no experts.
+        """
+
+        def compute() -> list[list[list[int]]]:
+            with self._worker.between_steps():
+                return route(self._model, tokens)
+
+        return await asyncio.to_thread(compute)
 
     async def close(self) -> None:
         """Stop the worker. Waiting and running requests raise EngineError."""

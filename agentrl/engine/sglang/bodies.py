@@ -47,6 +47,7 @@ _PARAMETER_DEFAULTS: Mapping[str, Any] = {
     "repetition_penalty": 1.0,
 }
 _SERVED = frozenset({"text", "input_ids", "sampling_params", "return_logprob", "stream", "rid"})
+_EXPERTS = frozenset({"return_routed_experts", "routed_experts_start_len"})
 # Fields of SGLang's GenerateReqInput that route, label or log a request without effect on the answer.
 _HARMLESS = frozenset(
     {
@@ -96,11 +97,16 @@ class GenerateBody:
     stream: bool
     images: tuple[Image, ...] = ()
     """The images. `input_ids` has a pad token for each."""
+    return_experts: bool = False
+    experts_start: int = 0
+    """The first token whose experts are returned."""
 
     @classmethod
-    def read(cls, body: Mapping[str, Any], *, images: bool = False) -> Self:
-        """Read a body. `images`: the engine takes images. Raises RequestError with the name of the wrong field."""
-        refuse_unserved(body, _SERVED | {"image_data"} if images else _SERVED, _HARMLESS, _DEFAULTS)
+    def read(cls, body: Mapping[str, Any], *, images: bool = False, experts: bool = False) -> Self:
+        """Read a body. `images`: the engine takes images. `experts`: the engine returns experts. Raises RequestError
+        with the name of the wrong field."""
+        served = _SERVED | ({"image_data"} if images else set()) | (_EXPERTS if experts else set())
+        refuse_unserved(body, served, _HARMLESS, _DEFAULTS)
         text, input_ids = body.get("text"), body.get("input_ids")
         if text is not None and input_ids is not None:
             raise RequestError("either text or input_ids, not both")
@@ -115,6 +121,8 @@ class GenerateBody:
             return_logprob=_flag(body, "return_logprob"),
             stream=_flag(body, "stream"),
             images=_images(body.get("image_data")),
+            return_experts=_flag(body, "return_routed_experts"),
+            experts_start=_count(body, "routed_experts_start_len"),
         )
 
 
@@ -238,6 +246,13 @@ def _flag(body: Mapping[str, Any], name: str) -> bool:
     if not isinstance(value, bool | None):
         raise RequestError(f"{name} must be true or false")
     return bool(value)
+
+
+def _count(body: Mapping[str, Any], name: str) -> int:
+    value = body.get(name, 0)
+    if type(value) is not int or value < 0:
+        raise RequestError(f"{name} must be a whole number from 0 on")
+    return value
 
 
 def _check_encodable(name: str, text: str) -> None:

@@ -10,6 +10,8 @@ import asyncio
 import json
 import logging
 import time
+from array import array
+from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -94,7 +96,8 @@ class _EngineServer:
         start = time.perf_counter()
         takes_images = getattr(self._engine, "takes_images", False)
         raw = await read_body(request, _IMAGE_BODY_BYTES if takes_images else _BODY_BYTES)
-        body = GenerateBody.read(read_json(raw), images=takes_images)
+        returns_experts = getattr(self._engine, "returns_experts", False)
+        body = GenerateBody.read(read_json(raw), images=takes_images, experts=returns_experts)
         del raw  # several megabytes for each request that runs
         input_ids = body.input_ids if body.text is None else await self._encoded(body.text)
         assert input_ids is not None
@@ -111,8 +114,17 @@ class _EngineServer:
                 generation = Generation((), (), "abort", weight_version=self._weights.version)
         prompt = generation.meta.get("prompt_tokens") if body.images else len(input_ids)
         answer = self._answer(generation, rid, prompt, body.return_logprob)
+        if body.return_experts:
+            answer["meta_info"]["routed_experts"] = await self._routed_experts(body, [*input_ids, *generation.tokens])
         answer["meta_info"]["e2e_latency"] = time.perf_counter() - start
         return await _stream(request, answer) if body.stream else web.json_response(answer)
+
+    async def _routed_experts(self, body: GenerateBody, tokens: Sequence[int]) -> str:
+        """The experts of all tokens but the last, from `body.experts_start` on: numbers of 32 bits, as base64."""
+        engine: Any = self._engine
+        rows = await engine.routed_experts(tokens[:-1]) if len(tokens) > 1 else []
+        numbers = array("i", [expert for row in rows[body.experts_start :] for layer in row for expert in layer])
+        return b64encode(numbers.tobytes()).decode("ascii")
 
     async def _encoded(self, text: str) -> list[int]:
         if self._encode is None:

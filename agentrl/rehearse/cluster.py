@@ -1,0 +1,201 @@
+"""Ray on this machine alone: loopback addresses, free ports, logical GPUs, and a node for each node of the job."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from agentrl.errors import ConfigError
+from agentrl.rehearse.plan import Layout
+
+_END_S = 20.0
+_STORE_BYTES = 200_000_000
+_READY = "Ray runtime started"
+
+
+@dataclass(slots=True)
+class Guarded:
+    """All processes of a rehearsal. A guard starts and ends the processes. `with Guarded() as processes`."""
+
+    peak_bytes: int = 0
+    """The most memory of all processes together, as measured every few seconds."""
+    is_lost: bool = False
+    """Whether the guard itself has ended."""
+    _statuses: dict[str, int] = field(default_factory=dict)
+    _guard: subprocess.Popen[bytes] = field(init=False)
+    _buffer: bytes = b""
+
+    def __enter__(self) -> Self:
+        program = Path(__file__).with_name("guard.py")
+        self._guard = subprocess.Popen(
+            [sys.executable, "-IS", str(program)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C does not reach it
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def start(self, name: str, words: Sequence[str], variables: Mapping[str, str], folder: Path, log: Path) -> None:
+        """Start a process. Its output goes to the end of `log`."""
+        self._statuses.pop(name, None)
+        request = {"name": name, "words": [*words], "variables": {**variables}, "folder": str(folder), "log": str(log)}
+        self._ask("start", **request)
+
+    def kill(self, name: str) -> None:
+        """Kill a started process and its descendants."""
+        self._ask("kill", name=name)
+
+    def sweep(self) -> None:
+        """Kill the processes that an ended process has left behind."""
+        self._ask("sweep")
+
+    def clean(
+        self, remove: Iterable[Path] = (), remove_if_empty: Iterable[Path] = (), keep: Iterable[tuple[Path, Path]] = ()
+    ) -> None:
+        """Name folders to remove at the end, also after a kill of this process, and folders of logs to copy before."""
+        pairs = [(str(source), str(copy)) for source, copy in keep]
+        self._ask("clean", remove=[*map(str, remove)], remove_if_empty=[*map(str, remove_if_empty)], keep=pairs)
+
+    def status(self, name: str) -> int | None:
+        """The exit status of a started process. None while it runs."""
+        return self._statuses.get(name)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until a process ends, but no longer than `seconds`."""
+        stdout = self._guard.stdout
+        assert stdout is not None
+        before, deadline = len(self._statuses), time.monotonic() + seconds
+        while len(self._statuses) == before and not self.is_lost and (rest := deadline - time.monotonic()) > 0:
+            if not select.select([stdout], [], [], rest)[0]:
+                return
+            data = os.read(stdout.fileno(), 1 << 16)
+            self.is_lost = not data
+            *lines, self._buffer = (self._buffer + data).split(b"\n")
+            for line in lines:
+                self._read(json.loads(line))
+
+    def _read(self, report: Mapping[str, Any]) -> None:
+        self.peak_bytes = max(self.peak_bytes, report.get("bytes", 0), report.get("peak", 0))
+        if report["report"] == "ended":
+            self._statuses[report["name"]] = report["status"]
+
+    def _ask(self, request: str, **arguments: Any) -> None:
+        stdin = self._guard.stdin
+        assert stdin is not None
+        with suppress(OSError):
+            stdin.write(json.dumps({"request": request, **arguments}).encode() + b"\n")
+            stdin.flush()
+
+    def end(self) -> None:
+        """End all processes, and remove their files."""
+        if self._guard.stdin is not None and not self._guard.stdin.closed:
+            with suppress(OSError):
+                self._guard.stdin.close()
+            deadline = time.monotonic() + _END_S
+            while not self.is_lost and time.monotonic() < deadline:
+                self.wait(deadline - time.monotonic())
+            with suppress(subprocess.TimeoutExpired):
+                self._guard.wait(_END_S)
+            if self._guard.stdout is not None:
+                self._guard.stdout.close()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of loopback that are free now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for free in sockets:
+            free.bind(("127.0.0.1", 0))
+        return [free.getsockname()[1] for free in sockets]
+
+
+def node_address(number: int) -> str:
+    """The loopback address of a node. Each node has another, as nodes of a cluster do not share their ports.
+
+    Ray replaces 127.0.0.1 by the machine's address in the network, so the first node is 127.0.0.2.
+    """
+    return f"127.0.0.{number + 2}"
+
+
+def ray_variables(port: int) -> dict[str, str]:
+    """Variables by which programs find this Ray, and no other."""
+    hosts = ",".join(("localhost", "127.0.0.1", *(node_address(number) for number in range(2))))
+    return {
+        "RAY_ADDRESS": f"{node_address(0)}:{port}",
+        "RAY_AUTH_MODE": "disabled",  # else an existing ~/.ray/auth_token is demanded from the driver, which sends none
+        "RAY_DEDUP_LOGS": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_memory_usage_threshold": "0.99",
+        "RAY_DISABLE_DOCKER_CPU_WARNING": "1",
+        "RAY_raylet_start_wait_time_s": "240",  # a busy machine starts a node slowly
+        "no_proxy": hosts,
+        "NO_PROXY": hosts,
+    }
+
+
+def start_ray(
+    guarded: Guarded, python: Path, layout: Layout, variables: Mapping[str, str], out: Path, *, timeout_s: float
+) -> dict[str, str]:
+    """Start Ray with a node for each of the layout's, and return the variables for its programs.
+
+    Raises ConfigError, with the cause, if a node does not start within `timeout_s`.
+    """
+    temporary = Path(tempfile.mkdtemp(prefix="rh", dir="/tmp"))  # short: a socket's path has at most 107 characters
+    guarded.clean(remove=[temporary], keep=[(temporary / "session_latest" / "logs", out / "ray")])
+    port = free_ports(1)[0]
+    env = {**variables, **ray_variables(port)}
+    for number in range(layout.nodes):
+        words = _words(python, number, port, layout.gpus, temporary)
+        log = out / f"ray-node{number}.txt"
+        node = {**env, "SLIME_HOST_IP": node_address(number)}
+        if number == 0:
+            node.pop("RAY_ADDRESS")
+        guarded.start(f"ray node {number}", words, node, out, log)
+        _wait(guarded, f"ray node {number}", log, timeout_s)
+    return {**env, "SLIME_HOST_IP": node_address(0)}
+
+
+def _words(python: Path, number: int, port: int, gpus: int, temporary: Path) -> list[str]:
+    agent, grpc, runtime, metrics, client = free_ports(5)
+    address = node_address(number)
+    place: list[Any] = ["--address", f"{node_address(0)}:{port}"]
+    if number == 0:
+        place = ["--head", "--port", port, "--ray-client-server-port", client, "--include-dashboard", "false"]
+        place += ["--temp-dir", temporary]
+    words = [
+        *(python, "-m", "ray.scripts.scripts", "start", "--block", *place, "--node-ip-address", address),
+        *("--num-gpus", gpus, "--num-cpus", 16, "--object-store-memory", _STORE_BYTES, "--disable-usage-stats"),
+        *("--dashboard-agent-listen-port", agent, "--dashboard-agent-grpc-port", grpc),
+        *("--runtime-env-agent-port", runtime, "--metrics-export-port", metrics),
+    ]
+    return [*map(str, words)]
+
+
+def _wait(guarded: Guarded, name: str, log: Path, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        guarded.wait(0.25)
+        text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+        if _READY in text:
+            return
+        if guarded.status(name) is not None or guarded.is_lost:
+            last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no output")
+            raise ConfigError(f"Ray did not start: {last} ({log})")
+    raise ConfigError(f"Ray did not start within {timeout_s:.0f} s (--timeout); look at {log}")
