@@ -54,7 +54,7 @@ def flag(words: str) -> Edit:
 
 LIMITS = "limits: {turns: 3, max_tokens_per_turn: 32}"
 POST = "agentrl.slime.post_process_rewards"
-SCORE = "return float(len(trajectory.answer or \"\") % 2 == self.task.label[\"parity\"])"
+SCORE = 'return float(len(trajectory.answer or "") % 2 == self.task.label["parity"])'
 ADAPTED = """from agentrl import adapt
 
 
