@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,10 +94,7 @@ def prefix_hashes(tokens: Iterable[int]) -> Iterator[int]:
 
 
 def _last(values: Iterable[int]) -> int:
-    last = 0
-    for last in values:
-        pass
-    return last
+    return deque(values, maxlen=1).pop()
 
 
 def read_samples(rollouts: Path, trained: Path) -> list[Sample]:
