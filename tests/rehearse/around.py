@@ -40,11 +40,11 @@ def busy_port(launch: Launch) -> Iterator[None]:
 
 @contextmanager
 def other_engine(launch: Launch) -> Iterator[None]:
-    """An engine with other weights serves the port that agentrl.yaml names PORT."""
+    """An engine with other weights serves the port that my_hooks.py names PORT."""
     command = [sys.executable, "-m", "agentrl", "serve", "--model", "tiny", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as engine:
         try:
-            Edit("agentrl.yaml", "PORT", _port(engine)).apply(launch.folder)
+            Edit("envs/my_hooks.py", "PORT", _port(engine)).apply(launch.folder)
             yield
         finally:
             engine.terminate()

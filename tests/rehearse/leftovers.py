@@ -19,7 +19,7 @@ MARKER = "REHEARSAL_UNDER_WATCH"
 """The environment variable by which a process is recognized. Give it to the program, with a value of its own."""
 _INTERVAL_S = 0.1
 _LISTENS = "0A"
-_SHARED = Path("/dev/shm")  # noqa: S108 - it is watched, not written to
+_SHARED = Path("/dev/shm")
 _TEMPORARY = re.compile(r"(?:--temp[-_]dir|--session[-_]dir|--store_socket|--raylet_socket_name)[= ](/\S+)")
 
 
@@ -63,7 +63,7 @@ class Watch:
 
     def look(self) -> None:
         """Note what the program has at this moment."""
-        parents = {process: parent for process, parent in _processes()}
+        parents = dict(_processes())
         ours = {process.number for process in self.seen} | {self.root}
         grown = True
         while grown:  # a child may have a smaller number than its parent

@@ -52,7 +52,6 @@ def flag(words: str) -> Edit:
     return script("--rollout-shuffle", f"--rollout-shuffle\n   {words}")
 
 
-LIMITS = "limits: {turns: 3, max_tokens_per_turn: 32}"
 POST = "agentrl.slime.post_process_rewards"
 SCORE = 'return float(len(trajectory.answer or "") % 2 == self.task.label["parity"])'
 ADAPTED = """from agentrl import adapt
@@ -62,6 +61,16 @@ async def generate(args, sample, sampling_params, evaluation=False):
     sample = await adapt(args, sample, sampling_params, evaluation)
     {}
     return sample
+"""
+OTHER_ENGINE = """from copy import copy
+
+from agentrl import adapt
+
+
+async def generate(args, sample, sampling_params, evaluation=False):
+    args = copy(args)
+    args.sglang_router_ip, args.sglang_router_port = "127.0.0.1", PORT
+    return await adapt(args, sample, sampling_params, evaluation)
 """
 OWN_GENERATE = script("agentrl.adapt", "my_hooks.generate")
 BROKEN_ROW = "".join(f"{json.dumps(row(number))}\n" for number in range(ROWS - 1)) + '{"prompt": "cut\n'
@@ -92,14 +101,12 @@ MISTAKES = (
         ("arguments",),
         r"num.layers|num_hidden_layers",
         (Edit("model.sh", "--num-layers 28", "--num-layers 27"),),
-        check=r"TODO",
     ),
     Mistake(
         "the vocabulary of another model",
         ("arguments", "actors"),
         r"vocab|embedding|size mismatch|shape",
         (Edit("model.sh", "--vocab-size 632", "--vocab-size 600"),),
-        check=r"TODO",
     ),
     Mistake(
         "the tokenizer of another model",
@@ -112,7 +119,7 @@ MISTAKES = (
         "weights that never arrive",
         ("weights", "rollout", "training"),
         r"log-?probs?|engine|weight",
-        (config(f"{LIMITS}\n  engine: http://127.0.0.1:PORT"),),
+        (hooks(OTHER_ENGINE), OWN_GENERATE),
         around=other_engine,
     ),
     # The Env and its data
@@ -161,7 +168,7 @@ MISTAKES = (
         ("rollout",),
         r"label|TypeError|None",
         (script("--label-key label", "--label-key answer"),),
-        check=r"TODO",
+        check="no key 'answer'",
     ),
     Mistake(
         "a row that is cut",
@@ -174,14 +181,14 @@ MISTAKES = (
         ("arguments", "rollout"),
         r"apply-chat-template|apply_chat_template",
         (flag("--apply-chat-template"),),
-        check=r"TODO",
+        check="--apply-chat-template",
     ),
     Mistake(
         "the file of the evaluation is missing",
         ("arguments", "evaluation"),
         r"held_uot",
         (script("${DATA}/held_out.jsonl", "${DATA}/held_uot.jsonl"),),
-        check=r"TODO",
+        check="held_uot",
     ),
     # Hooks
     Mistake(
@@ -221,14 +228,12 @@ MISTAKES = (
             OWN_GENERATE,
             flag("--save-debug-rollout-data ${HERE}/rollouts/{rollout_id}.pt"),
         ),
-        check=r"TODO",
     ),
     Mistake(
         "a loss mask of another length",
         ("conversion",),
         r"loss.?mask",
         (hooks(ADAPTED.format("sample.loss_mask = sample.loss_mask + [1]")), OWN_GENERATE),
-        check=r"TODO",
     ),
     Mistake(
         "the Env's tokens are trained",
@@ -238,7 +243,6 @@ MISTAKES = (
             hooks(ADAPTED.format("sample.loss_mask = [1] * sample.response_length")),
             OWN_GENERATE,
         ),
-        check=r"TODO",
     ),
     # Flags
     Mistake(
