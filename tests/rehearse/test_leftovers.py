@@ -51,9 +51,9 @@ def test_a_grandchild_in_its_own_session_its_port_and_its_memory_are_seen(tmp_pa
 
 
 def test_a_program_that_leaves_nothing():
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, text=True) as program:
-        with Watch(program.pid, "nobody") as watch:
-            watch.look()
-            assert watch.left()
-            program.communicate("\n")
-            assert watch.left() == []
+    program = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, text=True)
+    with Watch(program.pid, "nobody") as watch:
+        watch.look()
+        assert watch.left()
+        program.communicate("\n")
+        assert watch.left() == []
