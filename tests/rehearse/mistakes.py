@@ -13,6 +13,12 @@ from dataclasses import dataclass
 from tests.rehearse.around import busy_port, nothing, other_engine, other_tokenizer
 from tests.rehearse.launch import ROWS, Edit, Launch, row
 
+STAGES = (
+    *("arguments", "ray", "placement", "router", "engines", "actors", "weights", "rollout", "conversion", "training"),
+    *("checkpoint", "second update", "evaluation"),
+)
+"""The stages of a report, in order."""
+
 
 @dataclass(frozen=True)
 class Mistake:
@@ -263,7 +269,7 @@ MISTAKES = (
         ("arguments", "conversion"),
         r"global.batch.size",
         (script("--global-batch-size 256", "--global-batch-size 512"),),
-        check=r"TODO",
+        check="global-batch-size 512",
     ),
     Mistake(
         "a number that YAML reads as text",
@@ -276,6 +282,6 @@ MISTAKES = (
         ("rollout", "arguments"),
         r"context",
         (config("limits: {turns: 3, tokens: 9000, context: 90000}"),),
-        check=r"TODO",
+        check="max_position_embeddings",
     ),
 )

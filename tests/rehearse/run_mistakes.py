@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.rehearse.launch import Launch, write_launch
-from tests.rehearse.mistakes import MISTAKES, Mistake
+from tests.rehearse.mistakes import MISTAKES, STAGES, Mistake
 from tests.rehearse.slime_scripts import SCRIPTS, write_script
 
 _LIMIT_S = 900
@@ -62,13 +62,22 @@ def rehearse(launch: Launch, out: Path, options: Sequence[str] = (), prefix: Seq
 
 
 def problems(report: Any) -> list[tuple[str, str]]:
-    """The problems of a report: stage and cause."""
-    entries = report.get("problems", []) if isinstance(report, dict) else []
-    return [(str(entry.get("stage")), str(entry.get("cause"))) for entry in entries]
+    """The problems of a report: stage and cause. A problem that names no stage has an empty one."""
+    named = []
+    for entry in report.get("problems", []) if isinstance(report, dict) else []:
+        if isinstance(entry, dict):
+            named.append((str(entry.get("stage") or ""), str(entry.get("cause"))))
+        else:
+            first = next((stage for stage in STAGES if entry.startswith(stage)), "")
+            named.append((first, entry))
+    return named
 
 
 def is_named(mistake: Mistake, named: Sequence[tuple[str, str]]) -> bool:
-    return any(stage in mistake.stages and re.search(mistake.cause, cause, re.IGNORECASE) for stage, cause in named)
+    """Whether a line has the cause, and no other stage than the mistake's."""
+    return any(
+        stage in (*mistake.stages, "") and re.search(mistake.cause, cause, re.IGNORECASE) for stage, cause in named
+    )
 
 
 def judge(mistake: Mistake, folder: Path, prefix: Sequence[str]) -> Outcome:
@@ -81,7 +90,9 @@ def judge(mistake: Mistake, folder: Path, prefix: Sequence[str]) -> Outcome:
         code, report = rehearse(launch, folder / "out", options, prefix)
         seconds = time.monotonic() - began
     named = problems(report)
-    text = "; ".join(f"{stage}: {cause}" for stage, cause in named) or f"exit code {code}: {report!s:.300}"
+    text = (
+        "; ".join(f"[{stage or 'no stage'}] {cause}" for stage, cause in named) or f"exit code {code}: {report!s:.300}"
+    )
     good = code == 1 and is_named(mistake, named) and (prefix or seconds < _ALLOWED_S)
     return Outcome(mistake.name, bool(good), seconds, text)
 
@@ -99,7 +110,7 @@ def clean(folder: Path, prefix: Sequence[str], names: Sequence[str]) -> Iterator
             continue
         began = time.monotonic()
         code, report = rehearse(launch, folder / f"out-{Path(name).stem}", ("--no-resume",), prefix)
-        text = "; ".join(f"{stage}: {cause}" for stage, cause in problems(report)) or f"exit code {code}"
+        text = "; ".join(f"[{stage or 'no stage'}] {cause}" for stage, cause in problems(report)) or f"exit code {code}"
         text += "" if isinstance(report, dict) else f" {report}"
         yield Outcome(name, code == 0 and not problems(report), time.monotonic() - began, text)
 
