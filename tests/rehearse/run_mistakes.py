@@ -80,6 +80,10 @@ def is_named(mistake: Mistake, named: Sequence[tuple[str, str]]) -> bool:
     )
 
 
+def _text(named: Sequence[tuple[str, str]]) -> str:
+    return "; ".join(f"[{stage or 'no stage'}] {cause}" for stage, cause in named)
+
+
 def judge(mistake: Mistake, folder: Path, prefix: Sequence[str]) -> Outcome:
     launch = write_launch(folder / "launch", slime=slime(), megatron=megatron(folder), shape=mistake.shape)
     for edit in mistake.edits:
@@ -90,9 +94,7 @@ def judge(mistake: Mistake, folder: Path, prefix: Sequence[str]) -> Outcome:
         code, report = rehearse(launch, folder / "out", options, prefix)
         seconds = time.monotonic() - began
     named = problems(report)
-    text = (
-        "; ".join(f"[{stage or 'no stage'}] {cause}" for stage, cause in named) or f"exit code {code}: {report!s:.300}"
-    )
+    text = _text(named) or f"exit code {code}: {report!s:.300}"
     good = code == 1 and is_named(mistake, named) and (prefix or seconds < _ALLOWED_S)
     return Outcome(mistake.name, bool(good), seconds, text)
 
@@ -110,7 +112,7 @@ def clean(folder: Path, prefix: Sequence[str], names: Sequence[str]) -> Iterator
             continue
         began = time.monotonic()
         code, report = rehearse(launch, folder / f"out-{Path(name).stem}", ("--no-resume",), prefix)
-        text = "; ".join(f"[{stage or 'no stage'}] {cause}" for stage, cause in problems(report)) or f"exit code {code}"
+        text = _text(problems(report)) or f"exit code {code}"
         text += "" if isinstance(report, dict) else f" {report}"
         yield Outcome(name, code == 0 and not problems(report), time.monotonic() - began, text)
 
