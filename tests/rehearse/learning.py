@@ -65,7 +65,8 @@ LAYOUT_ARGS=(
    --attention-dropout 0.0 --hidden-dropout 0.0
    --accumulate-allreduce-grads-in-fp32 --attention-softmax-in-fp32 --attention-backend flash
 )
-python3 "${SLIME}/train.py" --actor-num-nodes 1 --actor-num-gpus-per-node 2 --num-gpus-per-node 4 --rollout-num-gpus 2 \\
+python3 "${SLIME}/train.py" \\
+   --actor-num-nodes 1 --actor-num-gpus-per-node 2 --num-gpus-per-node 4 --rollout-num-gpus 2 \\
    "${MODEL_ARGS[@]}" "${AGENT_ARGS[@]}" "${ROLLOUT_ARGS[@]}" "${EVAL_ARGS[@]}" "${TRAIN_ARGS[@]}" "${LAYOUT_ARGS[@]}"
 """
 

@@ -147,15 +147,15 @@ def account(generations: dict[int, list[Generation]], samples: Iterable[Sample])
     result = Account()
     for sample in samples:
         _account_sample(result, sample, _take(generations, sample))
-    for rest in generations.values():
-        for generation in rest:
+    for remainder in generations.values():
+        for generation in remainder:
             result.tokens["in no sample"] += len(generation.outputs)
     return result
 
 
 def _take(generations: dict[int, list[Generation]], sample: Sample) -> list[Generation]:
     """The sample's generations, in order. Episodes with equal tokens are told apart by their log-probs."""
-    own: list[Generation] = []
+    turns: list[Generation] = []
     start = len(sample.tokens) - sample.response
     for length, key in enumerate(prefix_hashes(sample.tokens), 1):
         candidates = generations.get(key)
@@ -164,8 +164,8 @@ def _take(generations: dict[int, list[Generation]], sample: Sample) -> list[Gene
         best = min(candidates, key=lambda candidate: _difference(sample, candidate, start))
         if best.prompt + len(best.outputs) == length and best.prompt >= start:
             candidates.remove(best)
-            own.append(best)
-    return own
+            turns.append(best)
+    return turns
 
 
 def _difference(sample: Sample, generation: Generation, start: int) -> float:
@@ -176,10 +176,10 @@ def _difference(sample: Sample, generation: Generation, start: int) -> float:
     return max((abs(ours - slimes) for ours, slimes in pairs), default=0.0)
 
 
-def _account_sample(result: Account, sample: Sample, own: Sequence[Generation]) -> None:
+def _account_sample(result: Account, sample: Sample, turns: Sequence[Generation]) -> None:
     start = len(sample.tokens) - sample.response
     sampled: dict[int, str] = {}
-    for generation in own:
+    for generation in turns:
         if sample.log_probs:
             difference = _difference(sample, generation, start)
             result.largest = max(result.largest, difference)

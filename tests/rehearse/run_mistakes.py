@@ -156,14 +156,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for launches and reports (a temporary one)")
     parser.add_argument("--prefix", default="", help="words before the command, such as `nice -n 15`")
     options = parser.parse_args()
-    known = more_mistakes(options.also) if options.also else MISTAKES
-    names = {mistake.name for mistake in known} | {script.name for script in SCRIPTS} | {"the good launch"}
+    mistakes = more_mistakes(options.also) if options.also else MISTAKES
+    names = {mistake.name for mistake in mistakes} | {script.name for script in SCRIPTS} | {"the good launch"}
     if unknown := set(options.names) - names:
         parser.error(f"there is no {', '.join(sorted(unknown))}")
     with tempfile.TemporaryDirectory() as temporary:
         root = (options.out or Path(temporary)).resolve()
         prefix = shlex.split(options.prefix)
-        chosen = [mistake for mistake in known if not options.names or mistake.name in options.names]
+        chosen = [mistake for mistake in mistakes if not options.names or mistake.name in options.names]
         outcomes = (
             clean(root, prefix, options.names)
             if options.clean
