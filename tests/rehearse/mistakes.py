@@ -59,6 +59,8 @@ def flag(words: str) -> Edit:
 
 
 POST = "agentrl.slime.post_process_rewards"
+PLAYS = ("rollout", "evaluation")
+"""slime evaluates before its first rollout."""
 SCORE = 'return float(len(trajectory.answer or "") % 2 == self.task.label["parity"])'
 ADAPTED = """from agentrl import adapt
 
@@ -116,7 +118,7 @@ MISTAKES = (
     ),
     Mistake(
         "the tokenizer of another model",
-        ("arguments", "engines", "rollout"),
+        ("arguments", "engines", *PLAYS),
         r"vocab|token|out of range",
         (),
         around=other_tokenizer,
@@ -131,47 +133,47 @@ MISTAKES = (
     # The Env and its data
     Mistake(
         "an Env that imports only on the driver",
-        ("rollout", "engines", "arguments", "router"),
+        (*PLAYS, "engines", "arguments", "router"),
         r"my_env",
         (script('"PYTHONPATH\\": \\"${PYTHONPATH}\\"', '"PYTHONPATH\\": \\"${SLIME}:${MEGATRON}\\"'),),
     ),
-    Mistake("a reward that is None", ("rollout",), r"reward|unscored|spread", (env(SCORE, "return None"),)),
-    Mistake("groups without spread", ("rollout",), r"spread|same reward|equal", (env(SCORE, "return 1.0"),)),
+    Mistake("a reward that is None", PLAYS, r"reward|unscored|spread", (env(SCORE, "return None"),)),
+    Mistake("groups without spread", PLAYS, r"spread|same reward|equal", (env(SCORE, "return 1.0"),)),
     Mistake(
         "an Env whose step blocks",
-        ("rollout",),
-        r"second|time|hang|wait",
+        PLAYS,
+        r"no end|time|hang|wait",
         (env("self.turns += 1", "__import__('time').sleep(3600)"),),
         options=("--timeout", "60"),
     ),
     Mistake(
         "an Env whose step never ends",
-        ("rollout",),
-        r"step",
+        PLAYS,
+        r"step|no end|time|hang|wait",
         (env("self.turns += 1", "await __import__('asyncio').Event().wait()"),),
         options=("--timeout", "60"),
     ),
     Mistake(
         "an Env that raises in reset on half of the tasks",
-        ("rollout",),
+        PLAYS,
         r"reset|no world|failed",
         (env("self.turns = 0", "self.turns = 1 // (task.metadata['number'] % 2)"),),
     ),
     Mistake(
         "a grader's folder is missing",
-        ("rollout",),
+        PLAYS,
         r"FileNotFound|No such file|/nowhere/grader",
         (env(SCORE, "open('/nowhere/grader/answers.txt')\n        return 1.0"),),
     ),
     Mistake(
         "an Env that ends the process",
-        ("rollout",),
+        PLAYS,
         r"die|dead|exit|crash|lost|killed",
         (env("self.turns += 1", "__import__('os')._exit(3)"),),
     ),
     Mistake(
         "another key of the label",
-        ("rollout",),
+        PLAYS,
         r"label|TypeError|None",
         (script("--label-key label", "--label-key answer"),),
         check="no key 'answer'",
@@ -217,7 +219,7 @@ MISTAKES = (
     ),
     Mistake(
         "a reward function that raises",
-        ("rollout",),
+        PLAYS,
         r"the judge is not there",
         (
             hooks("async def judge(args, sample):\n    raise RuntimeError('the judge is not there')\n"),
