@@ -18,8 +18,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-TASKS, SAMPLES = 150, 2
-"""Held-out tasks, and episodes of each in an evaluation."""
+TASKS = 150
+"""Held-out tasks. An evaluation plays each once."""
 CONFIG = """agentrl:
   env: agentrl_envs.fact_search:FactSearch
   limits: {turns: 4, max_tokens_per_turn: 48}
@@ -50,8 +50,8 @@ ROLLOUT_ARGS=(
    --save-debug-train-data "${HERE}/trained/{rollout_id}.pt"
 )
 EVAL_ARGS=(
-   --eval-interval @ROLLOUTS@ --eval-prompt-data held_out "@DATA@/held_out.jsonl@[0:@TASKS@]"
-   --n-samples-per-eval-prompt @SAMPLES@
+   --eval-interval @HALF@ --eval-prompt-data held_out "@DATA@/held_out.jsonl@[0:@TASKS@]"
+   --n-samples-per-eval-prompt 1
 )
 TRAIN_ARGS=(
    --hf-checkpoint @MODEL@ --ref-load @MODEL@ --load "${HERE}/checkpoints" --save "${HERE}/checkpoints"
