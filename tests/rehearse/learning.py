@@ -80,8 +80,8 @@ def write(folder: Path, *, model: Path, data: Path, rollouts: int) -> Path:
         "MODEL": model.resolve(),
         "DATA": data.resolve(),
         "ROLLOUTS": rollouts,
+        "HALF": rollouts // 2,
         "TASKS": TASKS,
-        "SAMPLES": SAMPLES,
     }
     for name, value in values.items():
         text = text.replace(f"@{name}@", str(value))
