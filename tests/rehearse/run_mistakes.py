@@ -28,6 +28,7 @@ from tests.rehearse.launch import Launch, write_launch
 from tests.rehearse.mistakes import MISTAKES, STAGES, Mistake
 from tests.rehearse.slime_scripts import SCRIPTS, write_script
 
+GOOD, GOOD_ELSEWHERE = "the good launch", "the good launch in a folder with an apostrophe and a space"
 _LIMIT_S = 900
 _ALLOWED_S = 180
 """Seconds in which a mistake must be named, on a quiet machine."""
@@ -101,8 +102,10 @@ def judge(mistake: Mistake, folder: Path, prefix: Sequence[str]) -> Outcome:
 
 def clean(folder: Path, prefix: Sequence[str], names: Sequence[str]) -> Iterator[Outcome]:
     """The good launch, and slime's own scripts. An outcome is good if nothing is reported."""
-    good = write_launch(folder / "good", slime=slime(), megatron=megatron(folder))
-    launches = {"the good launch": good}
+    places = {GOOD: "good", GOOD_ELSEWHERE: "a friend's folder"}
+    launches = {
+        name: write_launch(folder / place, slime=slime(), megatron=megatron(folder)) for name, place in places.items()
+    }
     for script in SCRIPTS:
         place = folder / Path(script.name).stem
         path = write_script(script, place, slime=slime(), megatron=megatron(folder))
@@ -157,7 +160,7 @@ def main() -> None:
     parser.add_argument("--prefix", default="", help="words before the command, such as `nice -n 15`")
     options = parser.parse_args()
     mistakes = more_mistakes(options.also) if options.also else MISTAKES
-    names = {mistake.name for mistake in mistakes} | {script.name for script in SCRIPTS} | {"the good launch"}
+    names = {mistake.name for mistake in mistakes} | {script.name for script in SCRIPTS} | {GOOD, GOOD_ELSEWHERE}
     if unknown := set(options.names) - names:
         parser.error(f"there is no {', '.join(sorted(unknown))}")
     with tempfile.TemporaryDirectory() as temporary:
@@ -167,7 +170,7 @@ def main() -> None:
         outcomes = (
             clean(root, prefix, options.names)
             if options.clean
-            else (judge(mistake, root / mistake.name.replace(" ", "-"), prefix) for mistake in chosen)
+            else (judge(mistake, root / re.sub(r"\W+", "-", mistake.name), prefix) for mistake in chosen)
         )
         bad = 0
         for outcome in outcomes:
