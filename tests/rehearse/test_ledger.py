@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,46 @@ def test_it_finds(run, turns, sample, training, problem):
 def test_a_dump_that_does_not_fit_ends_the_account(run, training, message):
     with pytest.raises(ValueError, match=message):
         run(TURNS, [played()], training)
+
+
+@pytest.mark.skipif("SLIME_SRC" not in os.environ, reason="SLIME_SRC is not set: give the root of slime's source")
+def test_slimes_own_dumps_are_read(tmp_path, monkeypatch):
+    """slime's functions write a rollout of three samples and an evaluation. Two ranks train them, one is removed."""
+    monkeypatch.syspath_prepend(os.environ["SLIME_SRC"])
+    rollouts = pytest.importorskip("slime.observability.rollout_data_utils")
+    training = pytest.importorskip("slime.observability.train_data_utils")
+    sample_class = pytest.importorskip("slime.utils.types").Sample
+
+    def sample(**changed):
+        fields = {"tokens": TOKENS, "response_length": 6, "rollout_log_probs": LOG_PROBS, "loss_mask": MASK}
+        return sample_class(**{**fields, "status": sample_class.Status.COMPLETED, **changed})
+
+    removed = sample(status=sample_class.Status.FAILED, remove_sample=True)
+    path = f"{tmp_path}/rollouts/{{rollout_id}}.pt"
+    rollouts.save_debug_rollout_data(path, [sample(), removed, sample()], rollout_id=3, evaluation=False)
+    held_out = {"held_out": {"samples": [sample(rollout_log_probs=None)]}}
+    rollouts.save_debug_rollout_data(path, held_out, rollout_id=3, evaluation=True)
+    shards = [
+        {"rank": rank, "data_parallel_rank": rank, "rollout_data": _rank(partition)}
+        for rank, partition in enumerate(([2, 0], [1]))
+    ]
+    (tmp_path / "trained").mkdir()
+    torch.save(training._build_dump_payload(shards, rollout_id=3, writer_rank=0), tmp_path / "trained/3.pt")
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine/1.jsonl").write_text("".join(f"{json.dumps(turn)}\n" for turn in TURNS * 4))
+
+    samples = read_samples(tmp_path / "rollouts", tmp_path / "trained")
+    result = account(read_generations(tmp_path / "engine"), samples)
+    assert dict(result.tokens) == {"trained": 6, "masked: removed sample, failed": 3, "evaluation": 3}
+    assert result.problems == []
+
+
+def _rank(partition):
+    """A rank's part of slime's training data. The second sample of the rollout is removed."""
+    masks = [torch.zeros(6, dtype=torch.int) if number == 1 else torch.tensor(MASK) for number in partition]
+    return {
+        "partition": partition,
+        "tokens": [torch.tensor(TOKENS) for _ in partition],
+        "response_lengths": [6 for _ in partition],
+        "loss_masks": masks,
+    }
