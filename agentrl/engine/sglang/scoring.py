@@ -51,8 +51,7 @@ def _log_probs(scored: Sequence[Any], tokens: Sequence[int], count: int, pads: S
     """The log-probs [count] of the last tokens. The tokens of images (pads) get 0.0, because servers return any token
     in their place.
 
-    SGLang reports the vocabulary's last id as 0, with the right log-prob (logprob_result_processor.py). So 0 may stand
-    for a single id. Raises EngineError unless the response has a finite number for every token except pads.
+    Raises EngineError unless the response has a finite number for every token except pads.
     """
     first = len(tokens) - count
     text_places = [i for i in range(count) if first + i not in pads]
@@ -62,15 +61,19 @@ def _log_probs(scored: Sequence[Any], tokens: Sequence[int], count: int, pads: S
         ids = [int(entries[i][1]) for i in text_places]
     except (ValueError, TypeError, LookupError) as exc:
         raise EngineError(f"the teacher's answer holds no log-probs of the tokens it was given: {exc!r}") from exc
-    different = {
-        (tokens[first + i], reported)
-        for i, reported in zip(text_places, ids, strict=True)
-        if reported != tokens[first + i]
-    }
-    is_last_id = len(different) == 1 and next(iter(different))[1] == 0
-    if (different and not is_last_id) or not all(map(math.isfinite, log_probs.values())):
+    asked = [tokens[first + i] for i in text_places]
+    if not is_reported_as(asked, ids) or not all(map(math.isfinite, log_probs.values())):
         raise EngineError("the teacher's log-probs are not finite numbers for the tokens it was given")
     return [log_probs.get(i, 0.0) for i in range(count)]
+
+
+def is_reported_as(tokens: Sequence[int], reported: Sequence[int]) -> bool:
+    """Whether the ids in `input_token_logprobs` are those of the tokens. SGLang reports the vocabulary's last id as 0,
+    with the right log-prob (logprob_result_processor.py), so 0 may stand for a single id."""
+    if len(tokens) != len(reported):
+        return False
+    different = {pair for pair in zip(tokens, reported, strict=True) if pair[0] != pair[1]}
+    return not different or (len(different) == 1 and all(id_reported == 0 for _, id_reported in different))
 
 
 async def texts_of(connections: Connections, url: str, tokens: Sequence[int], *, retry_s: float) -> Sequence[str]:
