@@ -64,10 +64,12 @@ class RehearsalReport:
 # ---- figures
 
 
-def samples_of(folder: Path) -> list[JSONObject]:
-    """The samples that slime was about to train, in order."""
-    samples = []
-    for file in sorted((folder / "samples").glob("*.jsonl")):
+def samples_of(folder: Path, data: Iterable[Mapping[str, Any]]) -> list[JSONObject]:
+    """The samples that slime was about to train, in order. `data` are the events of one start: the samples of another
+    start's processes are left out."""
+    samples, processes = [], {str(event["pid"]) for event in data}
+    files = (file for file in sorted((folder / "samples").glob("*.jsonl")) if file.stem in processes)
+    for file in files:
         for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 samples.append(json.loads(line))

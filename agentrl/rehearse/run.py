@@ -179,7 +179,7 @@ class Rehearsal:
     def _judge(self, prepared: Prepared, plan: Plan) -> None:
         """Add figures, problems and notes to the report."""
         report, data, random = self.report, self.data, prepared.choices.random
-        report.figures = figures(data, samples_of(self.out))
+        report.figures = figures(data, samples_of(self.out, data))
         line = failed_stage(report.stages)
         if line and not report.interrupted:
             report.problems.insert(0, line)

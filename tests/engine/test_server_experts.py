@@ -62,12 +62,12 @@ async def test_the_experts_of_all_tokens_but_the_last(url, model):
     rows = experts(generation)
     assert len(rows) == len(tokens) - 1
     chosen: list[list[int]] = [[] for _ in rows]
-    hooks = [
-        layer.mlp.gate.register_forward_hook(
-            lambda _, __, output: [row.extend(ids) for row, ids in zip(chosen, output[2].tolist(), strict=True)] and None
-        )
-        for layer in model.model.layers
-    ]
+
+    def note(_module, _inputs, output):
+        for row, ids in zip(chosen, output[2].tolist(), strict=True):
+            row.extend(ids)
+
+    hooks = [layer.mlp.gate.register_forward_hook(note) for layer in model.model.layers]
     with torch.no_grad():
         model(torch.tensor([tokens[:-1]]))
     for hook in hooks:
@@ -89,7 +89,10 @@ async def test_a_wrong_start_is_refused(url):
 
 
 async def test_a_model_without_experts_refuses_the_field():
-    async with LocalEngine(tiny_model(), tiny_tokenizer()) as local, running_server(local) as url:
-        async with SGLangEngine(url, extra={"return_routed_experts": True}) as engine:
-            with pytest.raises(RequestError, match="return_routed_experts"):
-                await engine.generate(PROMPT, PARAMS)
+    async with (
+        LocalEngine(tiny_model(), tiny_tokenizer()) as local,
+        running_server(local) as url,
+        SGLangEngine(url, extra={"return_routed_experts": True}) as engine,
+    ):
+        with pytest.raises(RequestError, match="return_routed_experts"):
+            await engine.generate(PROMPT, PARAMS)

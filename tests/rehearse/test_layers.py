@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 PROBE = HERE / "layers_probe.py"
 SLIME = os.environ.get("SLIME_SRC")
 MEGATRON = os.environ.get("MILES")
-"""The folder with Megatron of miles-rl's wheel, as .ci/megatron.sh sets it."""
+"""The folder with Megatron of miles-rl's wheel, as .ci/rehearse.sh sets it."""
 
 pytestmark = [
     pytest.mark.thorough,

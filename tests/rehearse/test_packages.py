@@ -59,7 +59,7 @@ def test_the_environment_is_made_once(installer, tmp_path):
 def test_the_environment_sees_the_packages_of_this_interpreter(installer, tmp_path):
     home = packages.prepare(print, tmp_path).python.parents[2]
     lines = (home / "site/agentrl_rehearsal.pth").read_text().splitlines()
-    assert any("addsitedir" in line and str(Path(pytest.__file__).parents[1]) in line for line in lines)
+    assert any("addsitedir" in line and str(Path(pytest.__file__).resolve().parents[1]) in line for line in lines)
 
 
 def test_an_installation_that_failed_starts_anew(installer, tmp_path):

@@ -176,7 +176,14 @@ def test_a_second_start_continues():
 def test_samples_of_a_killed_process(tmp_path):
     (tmp_path / "samples").mkdir()
     (tmp_path / "samples/5.jsonl").write_text('{"index": 0}\n{"ind')
-    assert samples_of(tmp_path) == [{"index": 0}]
+    assert samples_of(tmp_path, [{"pid": 5}]) == [{"index": 0}]
+
+
+def test_samples_of_the_second_start_are_not_those_of_the_first(tmp_path):
+    (tmp_path / "samples").mkdir()
+    (tmp_path / "samples/5.jsonl").write_text('{"index": 0}\n')
+    (tmp_path / "samples/6.jsonl").write_text('{"index": 1}\n')
+    assert samples_of(tmp_path, [{"pid": 4}, {"pid": 5}]) == [{"index": 0}]
 
 
 @pytest.fixture
