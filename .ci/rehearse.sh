@@ -2,7 +2,7 @@
 # The tests of rehearsals that need Ray and Megatron: the layers against transformers, and, with SLIME_SRC (a checkout of
 # slime), slime's own train.py from launch to the second start.
 #
-#   .ci/rehearse.sh FOLDER [pytest arguments]        (default: tests/rehearse)
+#   .ci/rehearse.sh FOLDER [pytest arguments]        (default: tests/rehearse -n 2)
 #
 # FOLDER keeps the environment that `agentrl slime rehearse` makes for $VENV (default .venv): once, 1.6 GB.
 set -euo pipefail
@@ -13,7 +13,7 @@ XDG_CACHE_HOME=$(cd "$1" && pwd)
 export XDG_CACHE_HOME
 shift
 cd "$(dirname "$0")/.."
-[ $# -ge 1 ] || set -- tests/rehearse
+[ $# -ge 1 ] || set -- tests/rehearse -n 2
 
 prepare='
 import sys
