@@ -1,4 +1,4 @@
-"""A rehearsal is ended in each of its stages, in four ways. Ten seconds later nothing of it is left.
+"""A rehearsal is ended in each of its stages, in up to five ways. Ten seconds later nothing of it is left.
 
     SLIME_SRC=... python -m pytest tests/rehearse/test_kills.py -k "rollout or ray"
 
@@ -57,6 +57,10 @@ def actor_killed(command: subprocess.Popen[bytes], watch: Watch) -> None:
     _kill(watch, "ray::")
 
 
+def guard_killed(command: subprocess.Popen[bytes], watch: Watch) -> None:
+    _kill(watch, "rehearse/guard.py")
+
+
 def _kill(watch: Watch, part: str) -> None:
     """Kill the last started process whose command line has the part."""
     numbers = watch.named(part)
@@ -68,9 +72,10 @@ def _kill(watch: Watch, part: str) -> None:
 CASES = [
     pytest.param(stage, end, id=f"{stage}-{end.__name__}")
     for stage in STAGES
-    for end in (interrupted, killed, raylet_killed, actor_killed)
+    for end in (interrupted, killed, raylet_killed, actor_killed, guard_killed)
     if not (end is raylet_killed and stage == "arguments")
     and not (end is actor_killed and stage in ("arguments", "ray", "placement"))
+    and not (end is guard_killed and stage not in ("engines", "rollout", "checkpoint"))
 ]
 
 
