@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,7 @@ from tests.rehearse.leftovers import MARKER, Watch
 SOURCE = os.environ.get("SLIME_SRC", "")
 pytestmark = [
     pytest.mark.thorough,
+    pytest.mark.timeout(900),
     pytest.mark.skipif(sys.platform != "linux", reason="leftovers are read from /proc"),
     pytest.mark.skipif(not SOURCE, reason="SLIME_SRC is not set: give the root of slime's source"),
 ]
@@ -114,7 +115,8 @@ def rehearsal(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], Watch]]:
             command.kill()
             command.wait()
             for number in watch.named(""):
-                os.kill(number, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
 
 
 def _megatron(folder: Path) -> Path:
