@@ -104,7 +104,7 @@ def _digest() -> str:
 
 
 def _seen() -> list[str]:
-    """The folders with packages of the running interpreter, which the environment sees too. A link counts as its target."""
+    """The folders with packages of the running interpreter, which the environment sees too, without links."""
     return list(dict.fromkeys(os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib")))
 
 
