@@ -185,8 +185,7 @@ def lost_part(guarded: Guarded, out: Path) -> str:
     """The part without which slime's program would only wait: the guard or a node of Ray. Empty while all run."""
     for number in range(_MOST_NODES):
         if (status := guarded.status(_node_name(number))) is not None:
-            log = _node_log(out, number)
-            return f"{_node_name(number)}, which ended {how_ended(status)}: {_last_line(log)} ({log})"
+            return f"{_node_name(number)}, which ended {how_ended(status)}: {_cause(_node_log(out, number))}"
     return "its guard" if guarded.is_lost else ""
 
 
@@ -221,10 +220,12 @@ def _start_error(guarded: Guarded, name: str, log: Path, deadline: float) -> str
         if log.exists() and _READY in log.read_text(encoding="utf-8", errors="replace"):
             return ""
         if guarded.status(name) is not None or guarded.is_lost:
-            return _last_line(log)
+            return _cause(log)
     return "no end within --timeout; look at its log"
 
 
-def _last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
-    return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
+def _cause(log: Path) -> str:
+    """The last line of a node's output, or the line in which Ray names the part that ended."""
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    lines = ["no output", *(line.strip() for line in text.splitlines() if line.strip())]
+    return next((line for line in lines if "[exit code=" in line), lines[-1])

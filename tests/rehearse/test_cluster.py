@@ -42,6 +42,9 @@ def starts(tmp_path):
 
 
 READY = "Ray runtime started."
+ENDED = (
+    f"{READY}\nSome Ray subprocesses exited unexpectedly:\n  raylet [exit code=-9]\nRemaining processes will be killed."
+)
 
 
 def test_a_slow_node_is_started_once_more(starts, tmp_path):
@@ -63,8 +66,8 @@ def test_a_node_that_does_not_start(starts, tmp_path, texts):
 
 def test_a_node_that_ends_later(starts, tmp_path):
     with Guarded() as processes:
-        starts(processes, READY)
+        starts(processes, ENDED)
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
         while not (lost := lost_part(processes, tmp_path)):
             processes.wait(1)
-    assert lost.startswith("ray node 0, which ended by signal SIGKILL: Ray runtime started.")
+    assert lost.startswith("ray node 0, which ended by signal SIGKILL: raylet [exit code=-9]")
