@@ -85,11 +85,14 @@ def test_nothing_is_left(stage: str, end: End, tmp_path: Path):
     with rehearsal(tmp_path) as (command, watch):
         wait_for(stage, tmp_path / "out", command)
         end(command, watch)
+        began = time.monotonic()
         try:
             code = command.wait(_ENDS_S)
         except subprocess.TimeoutExpired:
             pytest.fail(f"the command did not notice: {(tmp_path / 'output').read_text()[-500:]}")
+        ended = time.monotonic()
         left = left_after(watch, _LEFT_S)
+        print(f"ended after {ended - began:.1f} s; {len(left)} left {time.monotonic() - ended:.1f} s later")
     assert code != 0
     assert left == []
 
