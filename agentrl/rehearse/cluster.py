@@ -17,12 +17,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from agentrl._util.children import how_ended
 from agentrl.errors import ConfigError
 from agentrl.rehearse.plan import Layout
 
 _END_S = 20.0
 _STORE_BYTES = 200_000_000
+_MOST_NODES = 2
 _READY = "Ray runtime started"
+_SLOW = "The current node timed out during startup"
+"""Ray 2.60 waits 30 s for a node's raylet, a constant: too short on a busy machine."""
 
 
 @dataclass(slots=True)
@@ -32,7 +36,7 @@ class Guarded:
     peak_bytes: int = 0
     """The most memory of all processes together, as measured every few seconds."""
     is_lost: bool = False
-    """Whether the guard itself has ended."""
+    """Whether the guard itself has ended, and all processes with it."""
     _statuses: dict[str, int] = field(default_factory=dict)
     _guard: subprocess.Popen[bytes] = field(init=False)
     _buffer: bytes = b""
@@ -136,7 +140,7 @@ def node_address(number: int) -> str:
 
 def ray_variables(port: int) -> dict[str, str]:
     """Variables by which programs find this Ray, and no other."""
-    hosts = ",".join(("localhost", "127.0.0.1", *(node_address(number) for number in range(2))))
+    hosts = ",".join(("localhost", "127.0.0.1", *(node_address(number) for number in range(_MOST_NODES))))
     return {
         "RAY_ADDRESS": f"{node_address(0)}:{port}",
         "RAY_AUTH_MODE": "disabled",  # else an existing ~/.ray/auth_token is demanded from the driver, which sends none
@@ -160,16 +164,37 @@ def start_ray(
     temporary = Path(tempfile.mkdtemp(prefix="rh", dir="/tmp"))  # short: a socket's path has at most 107 characters
     guarded.clean(remove=[temporary], keep=[(temporary / "session_latest" / "logs", out / "ray")])
     port = free_ports(1)[0]
-    env = {**variables, **ray_variables(port)}
+    env = {**variables, **ray_variables(port), "TMPDIR": str(temporary)}  # so all temporary files are removed
     for number in range(layout.nodes):
-        words = _words(python, number, port, layout.gpus, temporary)
-        log = out / f"ray-node{number}.txt"
+        name, log = _node_name(number), _node_log(out, number)
         node = {**env, "SLIME_HOST_IP": node_address(number)}
         if number == 0:
             node.pop("RAY_ADDRESS")
-        guarded.start(f"ray node {number}", words, node, out, log)
-        _wait(guarded, f"ray node {number}", log, timeout_s)
+        deadline = time.monotonic() + timeout_s
+        guarded.start(name, _words(python, number, port, layout.gpus, temporary), node, out, log)
+        if _SLOW in (error := _start_error(guarded, name, log, deadline)):
+            guarded.sweep()
+            guarded.start(name, _words(python, number, port, layout.gpus, temporary), node, out, log)
+            error = _start_error(guarded, name, log, deadline)
+        if error:
+            raise ConfigError(f"Ray did not start: {error} ({log})")
     return {**env, "SLIME_HOST_IP": node_address(0)}
+
+
+def lost_part(guarded: Guarded, out: Path) -> str:
+    """The part without which slime's program would only wait: the guard or a node of Ray. Empty while all run."""
+    for number in range(_MOST_NODES):
+        if (status := guarded.status(_node_name(number))) is not None:
+            return f"{_node_name(number)}, which ended {how_ended(status)}: {_cause(_node_log(out, number))}"
+    return "its guard" if guarded.is_lost else ""
+
+
+def _node_name(number: int) -> str:
+    return f"ray node {number}"
+
+
+def _node_log(out: Path, number: int) -> Path:
+    return out / f"ray-node{number}.txt"
 
 
 def _words(python: Path, number: int, port: int, gpus: int, temporary: Path) -> list[str]:
@@ -188,14 +213,19 @@ def _words(python: Path, number: int, port: int, gpus: int, temporary: Path) -> 
     return [*map(str, words)]
 
 
-def _wait(guarded: Guarded, name: str, log: Path, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
+def _start_error(guarded: Guarded, name: str, log: Path, deadline: float) -> str:
+    """Wait for a node, and return why the node did not start. Empty if the node has started."""
     while time.monotonic() < deadline:
         guarded.wait(0.25)
-        text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-        if _READY in text:
-            return
+        if log.exists() and _READY in log.read_text(encoding="utf-8", errors="replace"):
+            return ""
         if guarded.status(name) is not None or guarded.is_lost:
-            last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no output")
-            raise ConfigError(f"Ray did not start: {last} ({log})")
-    raise ConfigError(f"Ray did not start within {timeout_s:.0f} s (--timeout); look at {log}")
+            return _cause(log)
+    return "no end within --timeout; look at its log"
+
+
+def _cause(log: Path) -> str:
+    """The last line of a node's output, or the line in which Ray names the part that ended."""
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    lines = ["no output", *(line.strip() for line in text.splitlines() if line.strip())]
+    return next((line for line in lines if "[exit code=" in line), lines[-1])

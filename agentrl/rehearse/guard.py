@@ -3,6 +3,10 @@
 The guard is a separate process, and imports only the standard library. The guard adopts orphans of its children
 (Linux: PR_SET_CHILD_SUBREAPER), so no process escapes by a new session or a changed title. Requests and reports are
 lines of JSON on stdin and stdout. The guard ends all processes when stdin closes. A killed command closes stdin, too.
+
+A second process, the guard's parent, does nothing but wait. If the guard is killed, the second process adopts all
+processes and ends them. Neither process is named python: `pkill -9 python`, with which slime's scripts begin, ends
+neither.
 """
 
 from __future__ import annotations
@@ -21,17 +25,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
+_NAME, _SUBREAPER = 15, 36  # PR_SET_NAME, PR_SET_CHILD_SUBREAPER
 _TICK_S = 0.2
 _MEASURE_S = 5.0
 _GRACE_S = 2.0
 """Seconds between SIGTERM and SIGKILL."""
 _SHARED = Path("/dev/shm")
 _MOST_LOG = 20_000_000
+_MOST_PIPE = 1 << 16
+"""Bytes that a pipe holds."""
 
 
 class ProcessGuard:
     def __init__(self) -> None:
+        self._second: int | None = None
+        """The pipe to the second process, which gets each request `clean` too."""
         self._processes: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}
         self._remove: list[str] = []
         self._remove_if_empty: list[str] = []
@@ -43,7 +51,21 @@ class ProcessGuard:
         self._buffer = b""
 
     def run(self) -> None:
-        """Serve requests until stdin closes, then end all processes and remove their files."""
+        """Serve requests, in a child process, until stdin closes; then end all processes and remove their files."""
+        reading, writing = os.pipe()
+        if guard := os.fork():
+            os.close(writing)
+            os.waitpid(guard, 0)
+            for line in os.read(reading, _MOST_PIPE).splitlines():
+                self._clean(json.loads(line))
+            self._end()
+            return
+        os.close(reading)
+        self._second = writing
+        _adopt_orphans()
+        self._serve()
+
+    def _serve(self) -> None:
         requests: Mapping[str, Callable[[dict[str, Any]], None]] = {
             "start": self._start,
             "kill": self._kill,
@@ -112,6 +134,9 @@ class ProcessGuard:
         self._remove += request.get("remove", [])
         self._remove_if_empty += request.get("remove_if_empty", [])
         self._keep += [(source, copy) for source, copy in request.get("keep", [])]
+        if self._second is not None:
+            with suppress(OSError):  # the second process is gone
+                os.write(self._second, json.dumps(request).encode() + b"\n")
 
     def _reap(self) -> None:
         """Report ended processes, and collect ended orphans."""
@@ -228,11 +253,17 @@ def _copy_logs(source: Path, copy: Path) -> None:
                 shutil.copy(file, copy)
 
 
+def _adopt_orphans() -> None:
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+
+
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_NAME, b"rehearsal-guard", 0, 0, 0)
+    _adopt_orphans()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     ProcessGuard().run()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,14 @@ for word in "$@"; do case "$word" in -i* | --in-place*) exit 0 ;; esac; done
 exec {sed} "$@"
 """
 _STAND_IN = """#!/bin/bash
-exec "{python}" -IS "{recorder}" "${{0##*/}}" "$@"
+shopt -s extglob
+case "${{0##*/}} $* " in
+  pip?(3)\\ @(list|show|--version)\\ *) PYTHONPATH={path} exec {pip} "$@" ;;
+  python?(3)\\ -m\\ agentrl.slime.router\\ *) PYTHONPATH={path} exec {python} "$@" ;;
+esac
+exec {python} -IS {recorder} "${{0##*/}}" "$@"
 """
+"""Some calls are really made: a script takes values of flags from their output."""
 _RECORDER = """
 import json, os, sys
 words = sys.argv[1:] if sys.argv and sys.argv[0] == __file__ else list(sys.orig_argv)
@@ -239,7 +246,10 @@ def _stand_ins(folder: Path) -> Path:
     recorder = folder / "sitecustomize.py"
     recorder.write_text(_RECORDER, encoding="utf-8")
     stand_in = folder / "stand-in"
-    stand_in.write_text(_STAND_IN.format(python=sys.executable, recorder=recorder), encoding="utf-8")
+    python, path = shlex.quote(sys.executable), shlex.quote(os.environ.get("PYTHONPATH", ""))
+    pip = next((shlex.quote(file) for name in ("pip", "pip3") if (file := shutil.which(name))), f"{python} -m pip")
+    text = _STAND_IN.format(python=python, pip=pip, path=path, recorder=shlex.quote(str(recorder)))
+    stand_in.write_text(text, encoding="utf-8")
     stand_in.chmod(0o755)
     for name in _STAND_INS:
         (programs / name).symlink_to(stand_in)
@@ -299,15 +309,16 @@ def _of_calls(script: Path, calls: Sequence[Mapping[str, Any]], output: str, fol
     if not starts:
         raise ConfigError(f"{script} ended before it started {' or '.join(TRAIN_PROGRAMS)}: {_last_words(output)}")
     call = starts[0]
-    variables = dict(_without(call["variables"], folders))
+    variables = call["variables"]
     if "submit" in call["words"]:  # a job's workers have the environment in which Ray was started
         heads = [past for past in calls if past["words"][:2] == ["ray", "start"] and "--head" in past["words"]]
         if heads:
-            variables = dict(_without(heads[-1]["variables"], folders))
+            variables = heads[-1]["variables"]
     others = {tuple(start["words"]) for start in starts if Path(start["words"][0]).name != "agentrl"}
     notes = (f"{script.name} starts slime {len(others)} times; the first is rehearsed",) if len(others) > 1 else ()
     roots = (Path.cwd(), *script.resolve().parents)
-    return _launch(call["words"], variables, Path(call["folder"]), roots, str(script), notes)
+    launch = _launch(call["words"], variables, Path(call["folder"]), roots, str(script), notes)
+    return replace(launch, variables=dict(_without(launch.variables, folders)))
 
 
 def _without(variables: Mapping[str, str], hidden: set[str]) -> Iterator[tuple[str, str]]:

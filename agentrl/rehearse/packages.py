@@ -99,12 +99,12 @@ def default_folder() -> Path:
 
 def _digest() -> str:
     """A name that differs for other pins, another interpreter, or another environment that agentrl runs in."""
-    parts = [_PACKAGES, _ALONE, _MEGATRON, sys.version, os.path.realpath(sys.prefix), _seen(), _lacks_torch()]
+    parts = [_PACKAGES, _ALONE, _MEGATRON, sys.version, _seen(), _lacks_torch()]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
 
 
 def _seen() -> list[str]:
-    """The folders with packages of the running interpreter, which the environment sees too."""
+    """The folders with packages of the running interpreter, which the environment sees too, without links."""
     return list(dict.fromkeys(os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib")))
 
 

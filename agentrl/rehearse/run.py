@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl._util.children import how_ended
 from agentrl.errors import ConfigError
-from agentrl.rehearse.cluster import Guarded, start_ray
+from agentrl.rehearse.cluster import Guarded, lost_part, start_ray
 from agentrl.rehearse.launch import SlimeLaunch
 from agentrl.rehearse.packages import Packages
 from agentrl.rehearse.packages import prepare as prepare_packages
@@ -117,7 +117,7 @@ class Rehearsal:
 
     def _await_weights(self, processes: Guarded) -> None:
         deadline = time.monotonic() + _WEIGHTS_S
-        while processes.status(_WEIGHTS) is None and time.monotonic() < deadline:
+        while processes.status(_WEIGHTS) is None and not processes.is_lost and time.monotonic() < deadline:
             processes.wait(_TICK_S)
         if processes.status(_WEIGHTS) != 0:
             text = (self.out / "model.txt").read_text(encoding="utf-8", errors="replace").strip()
@@ -146,8 +146,9 @@ class Rehearsal:
                 if status is None and watch.silent_s > self.options.timeout_s:
                     processes.kill(_PROGRAM)
                     return False, watch.failed("", log, timed_out=True, limit_s=self.options.timeout_s)
-                if status is None and processes.is_lost:
-                    return False, watch.failed("with its guard", log)
+                if status is None and (lost := lost_part(processes, self.out)):
+                    processes.kill(_PROGRAM)
+                    return False, watch.failed(f"with {lost}", log)
         except KeyboardInterrupt:
             self._take(watch, files)
             self.report.stages += watch.stages()

@@ -17,7 +17,7 @@ from typing import Self
 
 MARKER = "REHEARSAL_UNDER_WATCH"
 """The environment variable by which a process is recognized. Give it to the program, with a value of its own."""
-_INTERVAL_S = 0.1
+_INTERVAL_S = 0.25
 _LISTENS = "0A"
 _SHARED = Path("/dev/shm")
 _TEMPORARY = re.compile(r"(?:--temp[-_]dir|--session[-_]dir|--store_socket|--raylet_socket_name)[= ](/\S+)")
@@ -73,9 +73,8 @@ class Watch:
         for process in parents:
             if process in self.seen or not (process.number in ours or self._is_marked(process.number)):
                 continue
-            with suppress(OSError):
-                self.seen[process] = command_line(process.number)
-                self.folders |= {Path(folder) for folder in _TEMPORARY.findall(self.seen[process])}
+            self.seen[process] = command_line(process.number)
+            self.folders |= {Path(folder) for folder in _TEMPORARY.findall(self.seen[process])}
         alive = [process.number for process in parents if process in self.seen]
         self.ports |= listening(alive)
         for number in alive:
@@ -87,10 +86,11 @@ class Watch:
         return False
 
     def named(self, part: str) -> list[int]:
-        """The living processes whose command line has a part."""
+        """The living processes whose command line has a part, in the order of their start. Ray changes the line."""
         self.look()
-        alive = {process for process, _ in _processes()}
-        return [process.number for process, line in sorted(self.seen.items()) if part in line and process in alive]
+        alive = {process for process, _ in _processes()} & set(self.seen)
+        ordered = sorted(alive, key=lambda process: (process.started, process.number))
+        return [process.number for process in ordered if part in command_line(process.number)]
 
     def left(self) -> list[str]:
         """What the program has left behind by now, an item a line. Zombies do not count: they hold nothing."""
@@ -114,7 +114,10 @@ def _processes() -> Iterator[tuple[Process, int]]:
 
 
 def command_line(number: int) -> str:
-    return Path(f"/proc/{number}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    """Empty for a process that has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{number}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    return ""
 
 
 def listening(numbers: list[int] | None = None) -> set[int]:

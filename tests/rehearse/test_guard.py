@@ -85,6 +85,28 @@ def test_everything_ends_with_the_command(command, tmp_path, number):
     assert (tmp_path / "full/file").exists(), "a folder with files of somebody else stays"
 
 
+def named_processes(parent):
+    """The guard's two processes, the first one first, with their names."""
+    outer = int(Path(f"/proc/{parent}/task/{parent}/children").read_text())
+    inner = int(Path(f"/proc/{outer}/task/{outer}/children").read_text())
+    return {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in (outer, inner)}
+
+
+@pytest.mark.parametrize(("index", "with_command"), [(0, True), (1, True), (1, False)])
+def test_a_killed_guard_leaves_nothing(command, tmp_path, index, with_command):
+    """In slime's scripts `pkill -9 python` comes first, and a machine without memory kills anything."""
+    process, members = command
+    guards = named_processes(process.pid)
+    assert not any("python" in name or "ray" in name for name in guards.values())
+    if with_command:
+        process.kill()
+    os.kill([*guards][index], signal.SIGKILL)
+    process.wait(20)
+    wait_until(lambda: not any(map(lives, [*members, *guards])), seconds=10)
+    wait_until(lambda: not (tmp_path / "temporary").exists())
+    wait_until(lambda: not (tmp_path / "empty").exists())
+
+
 def test_orphans_of_an_ended_process_are_swept(tmp_path):
     with Guarded() as processes:
         processes.start("family", [sys.executable, "-c", family(tmp_path, seconds=0)], {}, tmp_path, tmp_path / "log")

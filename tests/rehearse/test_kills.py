@@ -1,4 +1,4 @@
-"""A rehearsal is ended in each of its stages, in four ways. Ten seconds later nothing of it is left.
+"""A rehearsal is ended in each of its stages, in up to five ways. Ten seconds later nothing of it is left.
 
     SLIME_SRC=... python -m pytest tests/rehearse/test_kills.py -k "rollout or ray"
 
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,7 @@ from tests.rehearse.leftovers import MARKER, Watch
 SOURCE = os.environ.get("SLIME_SRC", "")
 pytestmark = [
     pytest.mark.thorough,
+    pytest.mark.timeout(900),
     pytest.mark.skipif(sys.platform != "linux", reason="leftovers are read from /proc"),
     pytest.mark.skipif(not SOURCE, reason="SLIME_SRC is not set: give the root of slime's source"),
 ]
@@ -57,6 +58,10 @@ def actor_killed(command: subprocess.Popen[bytes], watch: Watch) -> None:
     _kill(watch, "ray::")
 
 
+def guard_killed(command: subprocess.Popen[bytes], watch: Watch) -> None:
+    _kill(watch, "rehearse/guard.py")
+
+
 def _kill(watch: Watch, part: str) -> None:
     """Kill the last started process whose command line has the part."""
     numbers = watch.named(part)
@@ -68,9 +73,10 @@ def _kill(watch: Watch, part: str) -> None:
 CASES = [
     pytest.param(stage, end, id=f"{stage}-{end.__name__}")
     for stage in STAGES
-    for end in (interrupted, killed, raylet_killed, actor_killed)
+    for end in (interrupted, killed, raylet_killed, actor_killed, guard_killed)
     if not (end is raylet_killed and stage == "arguments")
     and not (end is actor_killed and stage in ("arguments", "ray", "placement"))
+    and not (end is guard_killed and stage not in ("engines", "rollout", "checkpoint"))
 ]
 
 
@@ -79,11 +85,14 @@ def test_nothing_is_left(stage: str, end: End, tmp_path: Path):
     with rehearsal(tmp_path) as (command, watch):
         wait_for(stage, tmp_path / "out", command)
         end(command, watch)
+        began = time.monotonic()
         try:
             code = command.wait(_ENDS_S)
         except subprocess.TimeoutExpired:
             pytest.fail(f"the command did not notice: {(tmp_path / 'output').read_text()[-500:]}")
+        ended = time.monotonic()
         left = left_after(watch, _LEFT_S)
+        print(f"ended after {ended - began:.1f} s; {len(left)} left {time.monotonic() - ended:.1f} s later")
     assert code != 0
     assert left == []
 
@@ -109,7 +118,8 @@ def rehearsal(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], Watch]]:
             command.kill()
             command.wait()
             for number in watch.named(""):
-                os.kill(number, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
 
 
 def _megatron(folder: Path) -> Path:

@@ -170,8 +170,24 @@ def test_a_script_that_does_not_end(script, monkeypatch):
         script("while true; do sleep 1; done\n")
 
 
+def test_a_script_may_ask_for_versions(script):
+    launch = script("set -e\npip install nothing\npython3 train.py --pip $(pip --version)\n")
+    assert launch.flags.values("--pip")[0] == "pip"
+
+
+ROUTER = """
+class RouterArgs:
+    def add_cli_args(parser):
+        parser.add_argument("--policy", choices=["random", "manual"])
+"""
+
+
 @pytest.mark.parametrize("checks", ["", "1"])
 def test_the_script_of_slime_init(slime, tmp_path, monkeypatch, checks):
+    (tmp_path / "packages/sglang_router").mkdir(parents=True)
+    (tmp_path / "packages/sglang_router/__init__.py").touch()
+    (tmp_path / "packages/sglang_router/router_args.py").write_text(ROUTER)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path / "packages"), os.environ.get("PYTHONPATH", ""))))
     write("my_env.py:MyEnv", "qwen3-4B", slime, tmp_path / "run")
     variables = {
         "SLIME": slime,
@@ -188,7 +204,9 @@ def test_the_script_of_slime_init(slime, tmp_path, monkeypatch, checks):
     assert launch.flags.values("--num-layers") == ("36",)
     assert launch.flags.text("--actor-num-gpus-per-node") == "4"
     assert launch.flags.text("--custom-generate-function-path") == "agentrl.adapt"
+    assert launch.flags.text("--router-policy") == "manual", "the policy of the installed router"
     assert "/megatron" in launch.python_path
+    assert not any("agentrl-launch" in folder for folder in launch.python_path), "the recorder's folder"
     assert launch.variables["CUDA_DEVICE_MAX_CONNECTIONS"] == "1", "the variables of the Ray job"
 
 

@@ -62,6 +62,16 @@ def test_the_environment_sees_the_packages_of_this_interpreter(installer, tmp_pa
     assert any("addsitedir" in line and str(Path(pytest.__file__).resolve().parents[1]) in line for line in lines)
 
 
+def test_a_link_to_a_virtual_environment_shares_its_packages(installer, tmp_path, monkeypatch):
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "venv")
+    folders = []
+    for name in ("venv", "link"):
+        monkeypatch.setattr(packages.sysconfig, "get_path", lambda kind, name=name: str(tmp_path / name))
+        folders.append(packages.prepare(print, tmp_path / "cache").python)
+    assert folders[0] == folders[1]
+
+
 def test_an_installation_that_failed_starts_anew(installer, tmp_path):
     installer.fail = "ray=="
     with pytest.raises(ConfigError, match="the disk is full"):
