@@ -133,6 +133,8 @@ class SlimeLaunch:
     source: str = "the command"
     notes: tuple[str, ...] = ()
     """Remarks about the capture, for the user."""
+    ray_gpus: int | None = None
+    """The GPUs that the script's `ray start --head` names."""
 
     @property
     def python_path(self) -> list[str]:
@@ -160,6 +162,7 @@ def _launch(
     roots: Sequence[Path],
     source: str = "the command",
     notes: tuple[str, ...] = (),
+    ray_gpus: int | None = None,
 ) -> SlimeLaunch:
     index = _program_index(words)
     if index is None:
@@ -177,7 +180,7 @@ def _launch(
         if equals and name.isidentifier():
             variables[name] = value
     program = _existing(Path(words[index]), (folder, *roots))
-    return SlimeLaunch(program, Flags.of(words[index + 1 :]), variables, folder, source, notes)
+    return SlimeLaunch(program, Flags.of(words[index + 1 :]), variables, folder, source, notes, ray_gpus)
 
 
 def _program_index(words: Sequence[str]) -> int | None:
@@ -300,14 +303,15 @@ def _of_calls(script: Path, calls: Sequence[Mapping[str, Any]], output: str, fol
         raise ConfigError(f"{script} ended before it started {' or '.join(TRAIN_PROGRAMS)}: {_last_words(output)}")
     call = starts[0]
     variables = dict(_without(call["variables"], folders))
-    if "submit" in call["words"]:  # a job's workers have the environment in which Ray was started
-        heads = [past for past in calls if past["words"][:2] == ["ray", "start"] and "--head" in past["words"]]
-        if heads:
-            variables = dict(_without(heads[-1]["variables"], folders))
+    heads = [past for past in calls if past["words"][:2] == ["ray", "start"] and "--head" in past["words"]]
+    if heads and "submit" in call["words"]:  # a job's workers have the environment in which Ray was started
+        variables = dict(_without(heads[-1]["variables"], folders))
+    gpus = _option(heads[-1]["words"], "--num-gpus") if heads else ""
     others = {tuple(start["words"]) for start in starts if Path(start["words"][0]).name != "agentrl"}
     notes = (f"{script.name} starts slime {len(others)} times; the first is rehearsed",) if len(others) > 1 else ()
     roots = (Path.cwd(), *script.resolve().parents)
-    return _launch(call["words"], variables, Path(call["folder"]), roots, str(script), notes)
+    count = int(gpus) if gpus.isdecimal() else None
+    return _launch(call["words"], variables, Path(call["folder"]), roots, str(script), notes, count)
 
 
 def _without(variables: Mapping[str, str], hidden: set[str]) -> Iterator[tuple[str, str]]:

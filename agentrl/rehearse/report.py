@@ -229,8 +229,8 @@ def _weight_sums(data: Iterable[Mapping[str, Any]]) -> list[float]:
 def problems(
     values: Mapping[str, Any], data: Sequence[Mapping[str, Any]], *, random: bool, grouped: bool
 ) -> Iterator[str]:
-    """What is wrong although nothing stopped, one line each. `random` tells whether the weights are random; `grouped`
-    whether rewards are compared within groups."""
+    """What is wrong although nothing stopped, a line each that begins with its stage. `random` tells whether the
+    weights are random; `grouped` whether rewards are compared within groups."""
     yield from _different_models(values)
     yield from _bad_episodes(values)
     yield from _bad_ledger(values)
@@ -240,14 +240,14 @@ def problems(
     for event in data:
         inner = event.get("data") or {}
         if inner.get("level") in ("ERROR", "CRITICAL"):
-            yield f"agentrl: {inner['message']}"
+            yield f"rollout: agentrl: {inner['message']}"
 
 
 def _different_models(values: Mapping[str, Any]) -> Iterator[str]:
     rows = values["log_probs"]
     if rows and (worst := max(rows, key=lambda row: row["difference"]))["difference"] > DIFFERENT_MODEL:
         yield (
-            f"after weight update {worst['update']} the engine's log-probs differ from the trainer's by "
+            f"training: after weight update {worst['update']} the engine's log-probs differ from the trainer's by "
             f"{worst['difference']:.3f} on average (a good run: below .01): not the same model; compare the flags of "
             "MODEL_ARGS with the checkpoint's config.json, and look at the weight update"
         )
@@ -258,15 +258,16 @@ def _bad_episodes(values: Mapping[str, Any]) -> Iterator[str]:
     if counts and counts["failed"]:
         reasons = ", ".join(f"{reason} ({count})" for reason, count in counts["failures"].items())
         places = "; ".join(f"{place} ({count})" for place, count in counts["failed_at"].items())
-        yield f"{counts['failed']} of {counts['played']} episodes failed: {reasons}{f'; at {places}' if places else ''}"
+        where = f"; at {places}" if places else ""
+        yield f"rollout: {counts['failed']} of {counts['played']} episodes failed: {reasons}{where}"
     if counts and counts["unscored"]:
         yield (
-            f"{counts['unscored']} of {counts['played']} episodes got no reward: let Env.score return a number, or "
-            "name a reward function"
+            f"rollout: {counts['unscored']} of {counts['played']} episodes got no reward: let Env.score return a "
+            "number, or name a reward function"
         )
     for row in values["evaluation"]:
         if row.get("failed_episodes"):
-            yield f"{row['failed_episodes']} episodes of the evaluation failed"
+            yield f"evaluation: {row['failed_episodes']} episodes failed"
 
 
 def _bad_ledger(values: Mapping[str, Any]) -> Iterator[str]:
@@ -276,37 +277,37 @@ def _bad_ledger(values: Mapping[str, Any]) -> Iterator[str]:
     masked = sum(ledger["masked"].values())
     if ledger["sampled"] != ledger["trained"] + masked:
         counts = f"{ledger['sampled']} sampled tokens, but {ledger['trained']} trained and {masked} masked"
-        yield f"{counts}: a bug of agentrl"
+        yield f"rollout: {counts}: a bug of agentrl"
     if values["trained_tokens"] != ledger["trained"]:
         yield (
-            f"slime trained {values['trained_tokens']} tokens, agentrl handed over {ledger['trained']}: a hook between "
-            "them changes the masks"
+            f"training: slime trained {values['trained_tokens']} tokens, agentrl handed over {ledger['trained']}: a "
+            "hook between them changes the masks"
         )
     if 2 * masked > ledger["sampled"]:
         reasons = ", ".join(f"{reason} ({count})" for reason, count in ledger["masked"].items())
-        yield f"{masked} of {ledger['sampled']} sampled tokens are not trained: {reasons}"
+        yield f"rollout: {masked} of {ledger['sampled']} sampled tokens are not trained: {reasons}"
 
 
 def _bad_training(values: Mapping[str, Any]) -> Iterator[str]:
     norms, losses = values["gradient_norms"], values["losses"]
     if None in norms or None in losses:
-        yield "a loss or gradient is not a number"
+        yield "training: a loss or gradient is not a number"
     elif norms and not any(norms):
-        yield "every gradient is zero: nothing would be learned"
+        yield "training: every gradient is zero: nothing would be learned"
     sums = values["weight_sums"]
     if len(sums) > 1 and any(norms) and len({*sums}) == 1:
-        yield "the weights are the same at every update: training did not change them"
+        yield "training: the weights are the same at every update: training did not change them"
 
 
 def _bad_groups(values: Mapping[str, Any], *, random: bool) -> Iterator[str]:
     groups, rewards = values["groups"], values["rewards"]
     if groups["size"] == 1:
-        yield "groups have one episode (--n-samples-per-prompt 1): its advantage is always zero"
+        yield "rollout: groups have one episode (--n-samples-per-prompt 1): its advantage is always zero"
     elif groups["count"] and groups["without_spread"] == groups["count"] and rewards:
         if random and rewards["least"] == rewards["most"] == 0:
             return  # a random model earns nothing
         yield (
-            f"no group has a spread: all episodes of a prompt have the same reward ({rewards['least']:g} to "
+            f"rollout: no group has a spread: all episodes of a prompt have the same reward ({rewards['least']:g} to "
             f"{rewards['most']:g}), so nothing is learned from them"
         )
 

@@ -16,7 +16,7 @@ from agentrl.rehearse.launch import SlimeLaunch
 from agentrl.rehearse.packages import Packages
 from agentrl.rehearse.packages import prepare as prepare_packages
 from agentrl.rehearse.plan import Plan, make_plan
-from agentrl.rehearse.prepare import Prepared, claim, prepare, variables
+from agentrl.rehearse.prepare import WRITTEN, Prepared, claim, prepare, variables
 from agentrl.rehearse.report import (
     GROUPED,
     RehearsalReport,
@@ -27,13 +27,23 @@ from agentrl.rehearse.report import (
     problems,
     samples_of,
 )
-from agentrl.rehearse.stages import EventFiles, Stage, StageWatch, State, expected_stages
+from agentrl.rehearse.stages import (
+    EventFiles,
+    Stage,
+    StageWatch,
+    State,
+    expected_stages,
+    first_exception,
+    log_lines,
+)
+from agentrl.rehearse.standins.events import FOLDER_VARIABLE
+from agentrl.rehearse.written import ARGUMENTS
 
 Say = Callable[[str], None]
 
 _TICK_S = 0.3
 _WEIGHTS_S = 120.0
-_PROGRAM, _WEIGHTS = "slime", "weights"
+_PROGRAM, _WEIGHTS, _CHECK = "slime", "weights", "check"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +103,7 @@ class Rehearsal:
         cluster = Stage("cluster", State.FAILED)
         self.report.stages = [cluster]
         began = time.monotonic()
+        self._start_check(processes, packages, prepared, env)
         if prepared.weights is not None:
             words = [str(packages.python), "-m", "agentrl.rehearse.model", str(prepared.weights)]
             processes.start(_WEIGHTS, words, env, self.out, self.out / "model.txt")
@@ -106,6 +117,8 @@ class Rehearsal:
             return
         cluster.state, cluster.seconds, cluster.times = State.OK, time.monotonic() - began, 1
         self._say_stage(cluster)
+        if not self._checked(processes):
+            return
         evaluates = self.launch.flags.has("--eval-interval")
         watch = StageWatch(expected_stages(evaluates=evaluates, saves=plan.saves, rollouts=self.options.rollouts))
         self.report.log = str(self.out / "log.txt")
@@ -115,10 +128,32 @@ class Rehearsal:
         if good and self.options.resume and plan.saves:
             self._resume(processes, packages, plan, env)
 
+    def _start_check(self, processes: Guarded, packages: Packages, prepared: Prepared, env: dict[str, str]) -> None:
+        """Start the check of the launch as it is written, whose events go to a folder of their own."""
+        words = [str(packages.python), "-m", "agentrl.rehearse.written", str(self.out / WRITTEN / "problems.json")]
+        words += [str(self.launch.ray_gpus or ""), str(self.launch.program), *prepared.written]
+        env = {**env, FOLDER_VARIABLE: str(self.out / WRITTEN)}
+        (self.out / WRITTEN).mkdir(exist_ok=True)
+        processes.start(_CHECK, words, env, self.launch.folder, self.out / WRITTEN / "log.txt")
+
+    def _checked(self, processes: Guarded) -> bool:
+        """Take the problems of the check. Returns whether slime takes the launch as it is written."""
+        folder = self.out / WRITTEN
+        _await(processes, _CHECK, self.options.timeout_s)
+        watch = StageWatch([ARGUMENTS])
+        watch.add(EventFiles(folder).new())
+        if watch.errors:
+            self.report.stages += watch.failed("", folder / "log.txt")
+            return False
+        try:
+            self.report.problems += json.loads((folder / "problems.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            _, cause = first_exception(log_lines(folder / "log.txt"))
+            self.report.notes.append(f"the launch as it is written was not checked: {cause or 'no end'}")
+        return True
+
     def _await_weights(self, processes: Guarded) -> None:
-        deadline = time.monotonic() + _WEIGHTS_S
-        while processes.status(_WEIGHTS) is None and time.monotonic() < deadline:
-            processes.wait(_TICK_S)
+        _await(processes, _WEIGHTS, _WEIGHTS_S)
         if processes.status(_WEIGHTS) != 0:
             text = (self.out / "model.txt").read_text(encoding="utf-8", errors="replace").strip()
             raise ConfigError(f"no small model of this kind: {text.splitlines()[-1] if text else 'no output'}")
@@ -201,6 +236,13 @@ class Rehearsal:
     def _say_stage(self, stage: Stage) -> None:
         seconds = "" if stage.seconds is None else f"{stage.seconds:.0f} s"
         self.say(f"{stage.state:9} {stage.name:14} {seconds}")
+
+
+def _await(processes: Guarded, name: str, seconds: float) -> None:
+    """Wait until a process ends, but no longer than `seconds`."""
+    deadline = time.monotonic() + seconds
+    while processes.status(name) is None and not processes.is_lost and time.monotonic() < deadline:
+        processes.wait(_TICK_S)
 
 
 def rehearse(launch: SlimeLaunch, options: RehearsalOptions, say: Say, show: Callable[[Plan], None]) -> RehearsalReport:
