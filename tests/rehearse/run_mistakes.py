@@ -30,6 +30,8 @@ from tests.rehearse.slime_scripts import SCRIPTS, write_script
 
 GOOD, GOOD_ELSEWHERE = "the good launch", "the good launch in a folder with an apostrophe and a space"
 _LIMIT_S = 900
+_COMMAND = "import typer; from agentrl.rehearse.command import rehearse; typer.run(rehearse)"
+"""`agentrl slime rehearse`, also from a checkout whose entry points are not installed."""
 _ALLOWED_S = 180
 """Seconds in which a mistake must be named, on a quiet machine."""
 
@@ -45,7 +47,7 @@ class Outcome:
 
 def rehearse(launch: Launch, out: Path, options: Sequence[str] = (), prefix: Sequence[str] = ()) -> tuple[int, Any]:
     """Run the command. Returns its exit code and its report, None if there is no JSON on stdout."""
-    command = [*prefix, sys.executable, "-m", "agentrl", "slime", "rehearse", str(launch.script)]
+    command = [*prefix, sys.executable, "-c", _COMMAND, str(launch.script)]
     done = subprocess.run(
         [*command, "--json", "--out", str(out), *options],
         cwd=launch.folder,
