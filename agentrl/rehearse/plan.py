@@ -73,6 +73,7 @@ class Choices:
 
     rollouts: int = 2
     full: bool = False
+    engine: str = "local"
     model: Path = Path()
     """The folder of the rehearsal's model. With `full` the launch's own."""
     random: bool = True
@@ -115,6 +116,7 @@ def make_plan(launch: SlimeLaunch, choices: Choices) -> Plan:
         *([] if choices.full else _smaller(flags, choices)),
         *_placed(flags, layout),
         *_tracking(flags, choices),
+        *(_aborting(launch) if choices.engine == "local" else ()),
         *_cpu(flags),
         *_fewer_layers(flags),
     ]
@@ -262,6 +264,15 @@ def _tracking(flags: Flags, choices: Choices) -> Iterator[Replacement]:
     if flags.has("--use-wandb"):
         yield _replaced(flags, "--wandb-mode", "offline", "no figures of a rehearsal among those of real runs")
         yield _replaced(flags, "--wandb-dir", choices.out / "wandb", "a folder of the rehearsal")
+
+
+def _aborting(launch: SlimeLaunch) -> Iterator[Replacement]:
+    """The only way in which agentrl's engine pauses, for versions of miles that have others. Fully-async rollout cannot
+    do without them."""
+    files = (Path(folder, "miles/utils/arguments.py") for folder in (launch.program.parent, *launch.python_path))
+    file, flag = next(filter(Path.is_file, files), None), "--pause-generation-mode"
+    if file and flag in file.read_text(encoding="utf-8") and not launch.flags.has("--fully-async"):
+        yield _replaced(launch.flags, flag, "abort", "agentrl's engine pauses in no other way")
 
 
 def _cpu(flags: Flags) -> Iterator[Replacement]:

@@ -68,11 +68,11 @@ def claim(out: Path) -> None:
         raise ConfigError(f"--out {out} cannot be written to: {exc.strerror}; name another folder") from exc
 
 
-def prepare(launch: SlimeLaunch, out: Path, *, rollouts: int, full: bool) -> Prepared:
+def prepare(launch: SlimeLaunch, out: Path, *, rollouts: int, full: bool, engine: str = "local") -> Prepared:
     """Write the model's configuration and the data. The weights follow later. Raises ConfigError."""
     flags = launch.flags
     away = is_elsewhere(launch)
-    prepared = Prepared(Choices(rollouts=rollouts, full=full, random=not full, out=out))
+    prepared = Prepared(Choices(rollouts=rollouts, full=full, engine=engine, random=not full, out=out))
     folder = model_folder(launch)
     model = _full_model(prepared, flags, folder) if full else _small_model(prepared, launch, folder, away)
     _add_save(prepared, launch, away)

@@ -227,11 +227,12 @@ def _weight_sums(data: Iterable[Mapping[str, Any]]) -> list[float]:
 
 
 def problems(
-    values: Mapping[str, Any], data: Sequence[Mapping[str, Any]], *, random: bool, grouped: bool
+    values: Mapping[str, Any], data: Sequence[Mapping[str, Any]], *, random: bool, grouped: bool, stale: bool = False
 ) -> Iterator[str]:
     """What is wrong although nothing stopped, a line each that begins with its stage. `random` tells whether the
-    weights are random; `grouped` whether rewards are compared within groups."""
-    yield from _different_models(values)
+    weights are random; `grouped` whether rewards are compared within groups; `stale` whether episodes are played while
+    the trainer updates the weights."""
+    yield from (f"training: {problem}" for problem in different_models(values["log_probs"], stale=stale))
     yield from _bad_episodes(values)
     yield from _bad_ledger(values)
     yield from _bad_training(values)
@@ -243,11 +244,16 @@ def problems(
             yield f"rollout: agentrl: {inner['message']}"
 
 
-def _different_models(values: Mapping[str, Any]) -> Iterator[str]:
-    rows = values["log_probs"]
+def different_models(rows: Sequence[Mapping[str, Any]], *, stale: bool) -> Iterator[str]:
+    """Whether log-probs show that engine and trainer do not hold the same model.
+
+    With `stale` only the steps before the second weight update count: later ones train episodes of older weights, which
+    the rehearsal's large learning rate has changed.
+    """
+    rows = [row for row in rows if row["update"] <= 1 or not stale]
     if rows and (worst := max(rows, key=lambda row: row["difference"]))["difference"] > DIFFERENT_MODEL:
         yield (
-            f"training: after weight update {worst['update']} the engine's log-probs differ from the trainer's by "
+            f"after weight update {worst['update']} the engine's log-probs differ from the trainer's by "
             f"{worst['difference']:.3f} on average (a good run: below .01): not the same model; compare the flags of "
             "MODEL_ARGS with the checkpoint's config.json, and look at the weight update"
         )

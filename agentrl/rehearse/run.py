@@ -21,8 +21,10 @@ from agentrl.rehearse.report import (
     GROUPED,
     RehearsalReport,
     continued,
+    different_models,
     failed_stage,
     figures,
+    log_probs,
     notes,
     problems,
     samples_of,
@@ -38,11 +40,13 @@ from agentrl.rehearse.stages import (
 )
 from agentrl.rehearse.standins.events import FOLDER_VARIABLE
 from agentrl.rehearse.written import ARGUMENTS
+from agentrl.slime.host import plays_ahead
 
 Say = Callable[[str], None]
 
 _TICK_S = 0.3
 _WEIGHTS_S = 120.0
+ASYNC = "train_async.py"
 _PROGRAM, _WEIGHTS, _CHECK = "slime", "weights", "check"
 
 
@@ -71,11 +75,19 @@ class Rehearsal:
     def out(self) -> Path:
         return self.options.out
 
+    @property
+    def _is_stale(self) -> bool:
+        """Whether episodes are played while the trainer updates the weights."""
+        flags = self.launch.flags
+        function = flags.text("--rollout-function-path") or None
+        return self.launch.program.name == ASYNC or flags.has("--fully-async") or bool(plays_ahead(function))
+
     def run(self) -> RehearsalReport:
         """Rehearse the launch. Ctrl-C ends it with a report of the stages that were reached. Raises ConfigError."""
         packages = prepare_packages(self.say)
         began = time.monotonic()
-        prepared = prepare(self.launch, self.out, rollouts=self.options.rollouts, full=self.options.full)
+        options = self.options
+        prepared = prepare(self.launch, self.out, rollouts=options.rollouts, full=options.full, engine=options.engine)
         plan = make_plan(self.launch, prepared.choices)
         self.report.replacements = plan.replacements
         self.show(plan)
@@ -206,7 +218,8 @@ class Rehearsal:
         if not good and (line := failed_stage(stages)):
             resume.cause = line
         first = next((turn.rollout for turn in watch.occurrences if turn.stage == "rollout"), None)
-        if good and (wrong := [*continued(self.data, watch.data, self.options.rollouts, first)]):
+        wrong = [*continued(self.data, watch.data, self.options.rollouts, first)]
+        if good and (wrong := [*wrong, *different_models(log_probs(watch.data), stale=self._is_stale)]):
             resume.state, resume.cause, resume.place = State.FAILED, "; ".join(wrong), str(log)
         self.report.stages.append(resume)
         self._say_stage(resume)
@@ -221,7 +234,7 @@ class Rehearsal:
         flags = self.launch.flags
         grouped = flags.text("--advantage-estimator", "grpo") in GROUPED and "sft" not in flags.text("--loss-type")
         grouped = grouped and not flags.has("--disable-compute-advantages-and-returns")
-        report.problems += problems(report.figures, data, random=random, grouped=grouped)
+        report.problems += problems(report.figures, data, random=random, grouped=grouped, stale=self._is_stale)
         report.notes += notes(report.figures, data, random=random)
 
     def _take(self, watch: StageWatch, files: EventFiles) -> None:

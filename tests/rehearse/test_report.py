@@ -63,9 +63,9 @@ def samples(rewards=(0.0, 1.0, 0.0, 1.0), count=20, mask=(1, 1, 1, 1)):
     ]
 
 
-def found(data, rows=None, *, random=False, grouped=True):
+def found(data, rows=None, *, random=False, grouped=True, stale=False):
     rows = samples() if rows is None else rows
-    return [*problems(figures(data, rows), data, random=random, grouped=grouped)]
+    return [*problems(figures(data, rows), data, random=random, grouped=grouped, stale=stale)]
 
 
 def test_a_good_run_has_no_problem():
@@ -85,7 +85,17 @@ def test_another_model_in_the_engine():
     data = run()
     data[6] = trained(0.086, step=1)
     (problem,) = found(data)
-    assert problem.startswith("training: after weight update 2 the engine's log-probs differ from the trainer's by 0.086")
+    assert problem.startswith(
+        "training: after weight update 2 the engine's log-probs differ from the trainer's by 0.086"
+    )
+
+
+def test_episodes_of_older_weights_are_not_compared():
+    data = run()
+    data[6] = trained(0.086, step=1)
+    assert found(data, stale=True) == []
+    data[4] = trained(0.086)
+    assert found(data, stale=True)[0].startswith("training: after weight update 1 ")
 
 
 def test_failed_episodes_have_their_reasons():
