@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.rehearse.plan import Replacement
-from agentrl.rehearse.stages import Stage, State, metrics_of
+from agentrl.rehearse.stages import Stage, State, metrics_of, shortened
 
 JSONObject = dict[str, Any]
 DIFFERENT_MODEL = 0.02
@@ -19,6 +20,10 @@ DIFFERENT_MODEL = 0.02
 .008, a wrong model .07 and more."""
 _DIFFERENCE = "train/train_rollout_logprob_abs_diff"
 _AGENTRL = "agentrl/"
+_FAILED = re.compile(r"episode \S+ failed in (.+)", re.DOTALL)
+"""agentrl's warning about an episode."""
+_NOT_SENT = "no update has sent them"
+"""The engine's words about weights that it lacks."""
 GROUPED = ("grpo", "gspo", "cispo")
 """Estimators that compare the rewards of a group."""
 
@@ -233,7 +238,7 @@ def problems(
     weights are random; `grouped` whether rewards are compared within groups; `stale` whether episodes are played while
     the trainer updates the weights."""
     yield from (f"training: {problem}" for problem in different_models(values["log_probs"], stale=stale))
-    yield from _bad_episodes(values)
+    yield from _bad_episodes(values, data)
     yield from _bad_ledger(values)
     yield from _bad_training(values)
     if grouped:
@@ -259,13 +264,16 @@ def different_models(rows: Sequence[Mapping[str, Any]], *, stale: bool) -> Itera
         )
 
 
-def _bad_episodes(values: Mapping[str, Any]) -> Iterator[str]:
+def _bad_episodes(values: Mapping[str, Any], data: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     counts = values["episodes"]
+    first = next((match[1] for text in _warnings(data) if (match := _FAILED.match(text))), "")
     if counts and counts["failed"]:
         reasons = ", ".join(f"{reason} ({count})" for reason, count in counts["failures"].items())
         places = "; ".join(f"{place} ({count})" for place, count in counts["failed_at"].items())
         where = f"; at {places}" if places else ""
-        yield f"rollout: {counts['failed']} of {counts['played']} episodes failed: {reasons}{where}"
+        stage = "weights" if _NOT_SENT in first else "rollout"
+        line = f"{stage}: {counts['failed']} of {counts['played']} episodes failed: {reasons}{where}"
+        yield f"{line}; the first: {shortened(first)}" if first else line
     if counts and counts["unscored"]:
         yield (
             f"rollout: {counts['unscored']} of {counts['played']} episodes got no reward: let Env.score return a "
@@ -273,7 +281,8 @@ def _bad_episodes(values: Mapping[str, Any]) -> Iterator[str]:
         )
     for row in values["evaluation"]:
         if row.get("failed_episodes"):
-            yield f"evaluation: {row['failed_episodes']} episodes failed"
+            line = f"evaluation: {row['failed_episodes']} episodes failed"
+            yield f"{line}; the first: {shortened(first)}" if first else line
 
 
 def _bad_ledger(values: Mapping[str, Any]) -> Iterator[str]:
@@ -325,12 +334,17 @@ def notes(values: Mapping[str, Any], data: Sequence[Mapping[str, Any]], *, rando
         yield "every reward is 0, as a model with random weights earns nothing; so a rising reward is not rehearsed"
     if values["random_rewards"]:
         yield "the trainer got random rewards in place of equal ones, so that the updates change the weights"
-    seen = set()
+    for text in dict.fromkeys(_warnings(data)):
+        if not _FAILED.match(text):
+            yield f"agentrl warns: {text}"
+
+
+def _warnings(data: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """agentrl's warnings."""
     for event in data:
         inner = event.get("data") or {}
-        if inner.get("level") == "WARNING" and inner["message"] not in seen:
-            seen.add(inner["message"])
-            yield f"agentrl warns: {inner['message']}"
+        if inner.get("level") == "WARNING":
+            yield inner["message"]
 
 
 def continued(
