@@ -79,7 +79,9 @@ def prepare(launch: SlimeLaunch, out: Path, *, rollouts: int, full: bool, engine
     data = tuple(_data(launch, out, away)) if not full or away else ()
     prepared.choices = replace(prepared.choices, data=data)
     weights = (Replacement(flag, "", after, "") for flag, after in _checkpoints_elsewhere(model) if flags.has(flag))
-    prepared.written = written_words(flags, model, [*data, *weights] if away else ())
+    # slime judges this flag by the architecture, which is a guess for a model of another machine
+    guessed = Replacement("--allgather-cp", "", None, "")
+    prepared.written = written_words(flags, model, [*data, *weights, guessed] if away else ())
     if not away:
         prepared.problems += _missing_checkpoints(launch)
     return prepared

@@ -112,13 +112,14 @@ class Rehearsal:
         processes.clean(remove=prepared.remove, remove_if_empty=prepared.remove_if_empty)
         env = variables(self.launch, packages, self.out, engine=self.options.engine, random=prepared.choices.random)
         env |= plan.variables
-        cluster = Stage("cluster", State.FAILED)
-        self.report.stages = [cluster]
-        began = time.monotonic()
-        self._start_check(processes, packages, prepared, env)
         if prepared.weights is not None:
             words = [str(packages.python), "-m", "agentrl.rehearse.model", str(prepared.weights)]
             processes.start(_WEIGHTS, words, env, self.out, self.out / "model.txt")
+        if not self._checked(processes, packages, prepared, env):
+            return
+        cluster = Stage("cluster", State.FAILED)
+        self.report.stages = [cluster]
+        began = time.monotonic()
         try:
             timeout = self.options.timeout_s
             env = start_ray(processes, packages.python, plan.layout, env, self.out, timeout_s=timeout)
@@ -129,8 +130,6 @@ class Rehearsal:
             return
         cluster.state, cluster.seconds, cluster.times = State.OK, time.monotonic() - began, 1
         self._say_stage(cluster)
-        if not self._checked(processes):
-            return
         evaluates = self.launch.flags.has("--eval-interval")
         watch = StageWatch(expected_stages(evaluates=evaluates, saves=plan.saves, rollouts=self.options.rollouts))
         self.report.log = str(self.out / "log.txt")
@@ -140,22 +139,19 @@ class Rehearsal:
         if good and self.options.resume and plan.saves:
             self._resume(processes, packages, plan, env)
 
-    def _start_check(self, processes: Guarded, packages: Packages, prepared: Prepared, env: dict[str, str]) -> None:
-        """Start the check of the launch as it is written, whose events go to a folder of their own."""
-        words = [str(packages.python), "-m", "agentrl.rehearse.written", str(self.out / WRITTEN / "problems.json")]
-        words += [str(self.launch.ray_gpus or ""), str(self.launch.program), *prepared.written]
-        env = {**env, FOLDER_VARIABLE: str(self.out / WRITTEN)}
-        (self.out / WRITTEN).mkdir(exist_ok=True)
-        processes.start(_CHECK, words, env, self.launch.folder, self.out / WRITTEN / "log.txt")
-
-    def _checked(self, processes: Guarded) -> bool:
-        """Take the problems of the check. Returns whether slime takes the launch as it is written."""
+    def _checked(self, processes: Guarded, packages: Packages, prepared: Prepared, env: dict[str, str]) -> bool:
+        """Check the launch as it is written, and add the problems to the report. Returns whether slime takes it."""
         folder = self.out / WRITTEN
+        folder.mkdir(exist_ok=True)
+        words = [str(packages.python), "-m", "agentrl.rehearse.written", str(folder / "problems.json")]
+        words += [str(self.launch.ray_gpus or ""), str(self.launch.program), *prepared.written]
+        env = {**env, FOLDER_VARIABLE: str(folder)}  # whose events are not those of the rehearsal
+        processes.start(_CHECK, words, env, self.launch.folder, folder / "log.txt")
         _await(processes, _CHECK, self.options.timeout_s)
         watch = StageWatch([ARGUMENTS])
         watch.add(EventFiles(folder).new())
         if watch.errors:
-            self.report.stages += watch.failed("", folder / "log.txt")
+            self.report.stages = watch.failed("", folder / "log.txt")
             return False
         try:
             self.report.problems += json.loads((folder / "problems.json").read_text(encoding="utf-8"))
