@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import select
 import socket
 import subprocess
@@ -24,6 +25,8 @@ from agentrl.rehearse.plan import Layout
 _END_S = 20.0
 _STORE_BYTES = 200_000_000
 _MOST_NODES = 2
+_NETWORK = f"127.{random.randrange(1, 255)}.{random.randrange(256)}"
+"""The first numbers of the nodes' addresses: other numbers in each process."""
 _READY = "Ray runtime started"
 _SLOW = "The current node timed out during startup"
 """Ray 2.60 waits 30 s for a node's raylet, a constant: too short on a busy machine."""
@@ -131,11 +134,13 @@ def free_ports(count: int) -> list[int]:
 
 
 def node_address(number: int) -> str:
-    """The loopback address of a node. Each node has another, as nodes of a cluster do not share their ports.
+    """The loopback address of a node. Each node has another, as nodes of a cluster do not share their ports. Two
+    rehearsals on one machine have other addresses: slime looks for free ports, and two of its programs may choose the
+    same ones.
 
-    Ray replaces 127.0.0.1 by the machine's address in the network, so the first node is 127.0.0.2.
+    Ray replaces 127.0.0.1 by the machine's address in the network, so no node has that address.
     """
-    return f"127.0.0.{number + 2}"
+    return f"{_NETWORK}.{number + 1}"
 
 
 def ray_variables(port: int) -> dict[str, str]:

@@ -140,6 +140,8 @@ class SlimeLaunch:
     source: str = "the command"
     notes: tuple[str, ...] = ()
     """Remarks about the capture, for the user."""
+    ray_gpus: int | None = None
+    """The GPUs that the script's `ray start --head` names."""
 
     @property
     def python_path(self) -> list[str]:
@@ -167,6 +169,7 @@ def _launch(
     roots: Sequence[Path],
     source: str = "the command",
     notes: tuple[str, ...] = (),
+    ray_gpus: int | None = None,
 ) -> SlimeLaunch:
     index = _program_index(words)
     if index is None:
@@ -184,7 +187,7 @@ def _launch(
         if equals and name.isidentifier():
             variables[name] = value
     program = _existing(Path(words[index]), (folder, *roots))
-    return SlimeLaunch(program, Flags.of(words[index + 1 :]), variables, folder, source, notes)
+    return SlimeLaunch(program, Flags.of(words[index + 1 :]), variables, folder, source, notes, ray_gpus)
 
 
 def _program_index(words: Sequence[str]) -> int | None:
@@ -310,14 +313,15 @@ def _of_calls(script: Path, calls: Sequence[Mapping[str, Any]], output: str, fol
         raise ConfigError(f"{script} ended before it started {' or '.join(TRAIN_PROGRAMS)}: {_last_words(output)}")
     call = starts[0]
     variables = call["variables"]
-    if "submit" in call["words"]:  # a job's workers have the environment in which Ray was started
-        heads = [past for past in calls if past["words"][:2] == ["ray", "start"] and "--head" in past["words"]]
-        if heads:
-            variables = heads[-1]["variables"]
+    heads = [past for past in calls if past["words"][:2] == ["ray", "start"] and "--head" in past["words"]]
+    if heads and "submit" in call["words"]:  # a job's workers have the environment in which Ray was started
+        variables = heads[-1]["variables"]
+    gpus = _option(heads[-1]["words"], "--num-gpus") if heads else ""
     others = {tuple(start["words"]) for start in starts if Path(start["words"][0]).name != "agentrl"}
     notes = (f"{script.name} starts slime {len(others)} times; the first is rehearsed",) if len(others) > 1 else ()
     roots = (Path.cwd(), *script.resolve().parents)
-    launch = _launch(call["words"], variables, Path(call["folder"]), roots, str(script), notes)
+    count = int(gpus) if gpus.isdecimal() else None
+    launch = _launch(call["words"], variables, Path(call["folder"]), roots, str(script), notes, count)
     return replace(launch, variables=dict(_without(launch.variables, folders)))
 
 

@@ -7,24 +7,26 @@ slime's parser refuses is still refused. Only flags without a counterpart on a C
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from agentrl.rehearse.launch import Flag, Flags, SlimeLaunch
+from agentrl.rehearse.launch import Flags, SlimeLaunch
 
 CPU_SWITCHES = (
     *("--no-gradient-accumulation-fusion", "--no-rope-fusion", "--no-masked-softmax-fusion", "--no-persist-layer-norm"),
     *("--no-bias-swiglu-fusion", "--no-bias-dropout-fusion", "--use-cpu-initialization", "--no-load-rng"),
 )
-_LEFT_OUT = {
+_NO_KERNEL = {
     "--use-precision-aware-optimizer": "the optimizer of TransformerEngine needs a GPU",
     "--optimizer-cpu-offload": "the optimizer is on the CPU already",
     "--overlap-cpu-optimizer-d2h-h2d": "the optimizer is on the CPU already",
     "--moe-permute-fusion": "a kernel for a GPU",
     "--moe-enable-deepep": "a kernel for a GPU",
     "--tp-comm-overlap": "a kernel for a GPU",
+}
+_NO_LAYER = {
     "--decoder-first-pipeline-num-layers": "the small model has fewer layers",
     "--decoder-last-pipeline-num-layers": "the small model has fewer layers",
     "--num-layers-per-virtual-pipeline-stage": "the small model has fewer layers",
@@ -32,7 +34,7 @@ _LEFT_OUT = {
     "--mtp-num-layers": "the small model has no layers for speculation",
     "--enable-mtp-training": "the small model has no layers for speculation",
 }
-_LEFT_OUT_PREFIX = {"--fp8-": "8-bit kernels need a GPU", "--fp4-": "4-bit kernels need a GPU"}
+_NO_KERNEL_PREFIX = {"--fp8-": "8-bit kernels need a GPU", "--fp4-": "4-bit kernels need a GPU"}
 _PROMPTS, _GROUP, _EVAL_SAMPLES, _EVAL_ROWS = 4, 4, 2, 8
 _RESPONSE = 256
 """The most tokens of a response, with a random model."""
@@ -71,6 +73,7 @@ class Choices:
 
     rollouts: int = 2
     full: bool = False
+    engine: str = "local"
     model: Path = Path()
     """The folder of the rehearsal's model. With `full` the launch's own."""
     random: bool = True
@@ -113,17 +116,21 @@ def make_plan(launch: SlimeLaunch, choices: Choices) -> Plan:
         *([] if choices.full else _smaller(flags, choices)),
         *_placed(flags, layout),
         *_tracking(flags, choices),
+        *(_aborting(launch) if choices.engine == "local" else ()),
         *_cpu(flags),
+        *_fewer_layers(flags),
     ]
     replacements = [item for item in items if item.before != item.after]
-    words = _kept(flags, {item.flag for item in replacements if item.after is None})
-    for item in replacements:
-        if item.after is not None:
-            words += [item.flag, *shlex.split(item.after)]
     variables = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}  # Megatron demands it for tensor and context parallelism
     if path := flags.text("--dynamic-sampling-filter-path"):
         variables["AGENTRL_REHEARSAL_FILTER"] = path
-    return Plan(words, replacements, layout, variables, choices.save is not None)
+    return Plan(_changed(flags, replacements), replacements, layout, variables, choices.save is not None)
+
+
+def written_words(flags: Flags, model: Path, absent: Iterable[Replacement]) -> list[str]:
+    """The arguments as written, for slime's parser on a CPU. `model` is a folder with the model's own sizes, `absent`
+    replaces files of another machine."""
+    return _changed(flags, [_replaced(flags, "--hf-checkpoint", model, ""), *absent, *_cpu(flags)])
 
 
 def make_layout(flags: Flags) -> Layout:
@@ -259,6 +266,15 @@ def _tracking(flags: Flags, choices: Choices) -> Iterator[Replacement]:
         yield _replaced(flags, "--wandb-dir", choices.out / "wandb", "a folder of the rehearsal")
 
 
+def _aborting(launch: SlimeLaunch) -> Iterator[Replacement]:
+    """The only way in which agentrl's engine pauses, for versions of miles that have others. Fully-async rollout cannot
+    do without them."""
+    files = (Path(folder, "miles/utils/arguments.py") for folder in (launch.program.parent, *launch.python_path))
+    file, flag = next(filter(Path.is_file, files), None), "--pause-generation-mode"
+    if file and flag in file.read_text(encoding="utf-8") and not launch.flags.has("--fully-async"):
+        yield _replaced(launch.flags, flag, "abort", "agentrl's engine pauses in no other way")
+
+
 def _cpu(flags: Flags) -> Iterator[Replacement]:
     for switch in CPU_SWITCHES:
         if not flags.has(switch):
@@ -268,15 +284,25 @@ def _cpu(flags: Flags) -> Iterator[Replacement]:
     if flags.text("--moe-token-dispatcher-type") == "flex":
         yield _replaced(flags, "--moe-token-dispatcher-type", "alltoall", "a kernel for a GPU")
     for flag in flags:
-        reason = _LEFT_OUT.get(flag.name) or next(
-            (why for prefix, why in _LEFT_OUT_PREFIX.items() if flag.name.startswith(prefix)), None
-        )
-        if reason:
+        prefixed = (why for prefix, why in _NO_KERNEL_PREFIX.items() if flag.name.startswith(prefix))
+        if reason := _NO_KERNEL.get(flag.name) or next(prefixed, None):
             yield Replacement(flag.name, " ".join(flag.values), None, reason)
 
 
-def _kept(flags: Sequence[Flag], left_out: set[str]) -> list[str]:
-    return [word for flag in flags if flag.name not in left_out for word in (flag.name, *flag.values)]
+def _fewer_layers(flags: Flags) -> Iterator[Replacement]:
+    for flag in flags:
+        if reason := _NO_LAYER.get(flag.name):
+            yield Replacement(flag.name, " ".join(flag.values), None, reason)
+
+
+def _changed(flags: Flags, replacements: Iterable[Replacement]) -> list[str]:
+    """The words of the launch, followed by the replacements."""
+    left_out = {item.flag for item in replacements if item.after is None}
+    words = [word for flag in flags if flag.name not in left_out for word in (flag.name, *flag.values)]
+    for item in replacements:
+        if item.after is not None:
+            words += [item.flag, *shlex.split(item.after)]
+    return words
 
 
 def _float(text: str) -> float:

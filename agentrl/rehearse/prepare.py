@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,12 +26,15 @@ from agentrl.rehearse.model import (
     write_config,
 )
 from agentrl.rehearse.packages import Packages
-from agentrl.rehearse.plan import Choices, Replacement, sliced
+from agentrl.rehearse.plan import Choices, Replacement, sliced, written_words
 from agentrl.rehearse.standins import ENGINE, SITE
 
 MARK = ".agentrl-rehearsal"
 """Name of a file that marks a folder as an earlier rehearsal's, and of the folder of checkpoints below --save."""
 _PATHS = ("--hf-checkpoint", "--prompt-data", "--ref-load", "--custom-config-path")
+_CHECKPOINTS = ("--load", "--ref-load", "--opd-teacher-load")
+WRITTEN = "as-written"
+"""The folder below --out for the check of the launch as it is written."""
 _SLICE = re.compile(r"@\[-?\d*:-?\d*\]$")
 _ROWS = 8
 _HIDDEN = ("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_JOB_CONFIG_JSON_ENV_VAR", "PYTHONHOME", "CUDA_VISIBLE_DEVICES")
@@ -42,6 +46,8 @@ class Prepared:
     choices: Choices
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    written: list[str] = field(default_factory=list)
+    """The launch's own arguments, with a model and data that are on this machine."""
     weights: Path | None = None
     """The folder that needs random weights. None if the launch's own are taken."""
     remove: list[Path] = field(default_factory=list)
@@ -62,20 +68,43 @@ def claim(out: Path) -> None:
         raise ConfigError(f"--out {out} cannot be written to: {exc.strerror}; name another folder") from exc
 
 
-def prepare(launch: SlimeLaunch, out: Path, *, rollouts: int, full: bool) -> Prepared:
+def prepare(launch: SlimeLaunch, out: Path, *, rollouts: int, full: bool, engine: str = "local") -> Prepared:
     """Write the model's configuration and the data. The weights follow later. Raises ConfigError."""
     flags = launch.flags
     away = is_elsewhere(launch)
-    prepared = Prepared(Choices(rollouts=rollouts, full=full, random=not full, out=out))
+    prepared = Prepared(Choices(rollouts=rollouts, full=full, engine=engine, random=not full, out=out))
     folder = model_folder(launch)
-    if full:
-        _full_model(prepared, flags, folder)
-    else:
-        _small_model(prepared, launch, folder, away)
+    model = _full_model(prepared, flags, folder) if full else _small_model(prepared, launch, folder, away)
     _add_save(prepared, launch, away)
     data = tuple(_data(launch, out, away)) if not full or away else ()
     prepared.choices = replace(prepared.choices, data=data)
+    weights = (Replacement(flag, "", after, "") for flag, after in _checkpoints_elsewhere(model) if flags.has(flag))
+    # slime judges this flag by the architecture, which is a guess for a model of another machine
+    guessed = Replacement("--allgather-cp", "", None, "")
+    prepared.written = written_words(flags, model, [*data, *weights, guessed] if away else ())
+    if not away:
+        prepared.problems += _missing_checkpoints(launch)
     return prepared
+
+
+def _checkpoints_elsewhere(model: Path) -> Iterator[tuple[str, str | None]]:
+    """Flags of folders with weights, and their values where none of these is on this machine."""
+    return ((flag, None if flag == "--load" else shlex.quote(str(model))) for flag in _CHECKPOINTS)
+
+
+def _missing_checkpoints(launch: SlimeLaunch) -> Iterator[str]:
+    """Folders that slime would load, and that are not here although other paths of the command are."""
+    flags = launch.flags
+    for flag in _CHECKPOINTS:
+        text = flags.text(flag)
+        if not text or (launch.folder / text).exists():
+            continue
+        if flag == "--load" and text.rstrip("/") == flags.text("--save").rstrip("/") and flags.has("--ref-load"):
+            continue  # the first start of a run that continues its own checkpoints
+        yield (
+            f"arguments: {flag} {text}: no such folder, although other paths of the command are here; correct it, or "
+            "make a folder (a rehearsal reads no weights from it)"
+        )
 
 
 def is_elsewhere(launch: SlimeLaunch) -> bool:
@@ -94,14 +123,16 @@ def model_folder(launch: SlimeLaunch) -> Path | None:
     return cached_folder(name) if re.fullmatch(r"[\w.-]+/[\w.-]+", name) else None
 
 
-def _full_model(prepared: Prepared, flags: Flags, folder: Path | None) -> None:
+def _full_model(prepared: Prepared, flags: Flags, folder: Path | None) -> Path:
     if folder is None:
         raise ConfigError(f"--hf-checkpoint {flags.text('--hf-checkpoint')}: no such folder; --full trains its weights")
     vocabulary = int(text_config(read_config(folder)).get("vocab_size", 0))
     prepared.choices = replace(prepared.choices, model=folder, vocabulary=vocabulary)
+    return folder
 
 
-def _small_model(prepared: Prepared, launch: SlimeLaunch, folder: Path | None, away: bool) -> None:
+def _small_model(prepared: Prepared, launch: SlimeLaunch, folder: Path | None, away: bool) -> Path:
+    """Write the small model's configuration. Returns a folder with the configuration of the launch's own model."""
     flags, name = launch.flags, launch.flags.text("--hf-checkpoint")
     vocabulary = None
     if folder is not None:
@@ -117,7 +148,9 @@ def _small_model(prepared: Prepared, launch: SlimeLaunch, folder: Path | None, a
         )
     stages = min(2, flags.number("--pipeline-model-parallel-size", 1))
     shrunk = shrink(config, flags, stages=stages, vocabulary=vocabulary)
-    prepared.problems += shrunk.problems
+    prepared.problems += (f"arguments: {problem}" for problem in shrunk.problems)
+    written = prepared.choices.out / WRITTEN / "model"
+    write_config({key: value for key, value in config.items() if key != "auto_map"}, written, folder)
     prepared.weights = prepared.choices.out / "model"
     write_config(shrunk.config, prepared.weights, folder)
     prepared.choices = replace(
@@ -127,6 +160,7 @@ def _small_model(prepared: Prepared, launch: SlimeLaunch, folder: Path | None, a
         sizes=tuple(shrunk.flags.items()),
         vocabulary=int(text_config(shrunk.config).get("vocab_size", 0)),
     )
+    return written
 
 
 def _add_save(prepared: Prepared, launch: SlimeLaunch, away: bool) -> None:
@@ -154,15 +188,17 @@ def _data(launch: SlimeLaunch, out: Path, away: bool) -> Iterator[Replacement]:
     absent = "not on this machine: generated rows"
     if (prompts := flags.values("--prompt-data")) and away:
         files = [_generated(flags, out / "data" / f"prompts{number}.jsonl") for number, _ in enumerate(prompts)]
-        yield Replacement("--prompt-data", " ".join(prompts), " ".join(map(str, files)), absent)
+        yield Replacement("--prompt-data", " ".join(prompts), shlex.join(map(str, files)), absent)
     if pairs := flags.values("--eval-prompt-data"):
         named = list(pairs) if len(pairs) > 1 else ["aime", pairs[0]]
         for number in range(1, len(named), 2):
             held_out = out / "data" / f"evaluation{number}.jsonl"
             named[number] = str(_generated(flags, held_out)) if away else sliced(named[number])
-        yield Replacement("--eval-prompt-data", " ".join(pairs), " ".join(named), absent if away else "few rows")
+        yield Replacement("--eval-prompt-data", " ".join(pairs), shlex.join(named), absent if away else "few rows")
     if (config := flags.text("--eval-config")) and (launch.folder / config).is_file():
-        yield Replacement("--eval-config", config, str(_shortened(launch.folder / config, out)), "few rows")
+        yield Replacement(
+            "--eval-config", config, shlex.quote(str(_shortened(launch.folder / config, out))), "few rows"
+        )
 
 
 def _generated(flags: Flags, file: Path) -> Path:

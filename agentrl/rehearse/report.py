@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.rehearse.plan import Replacement
-from agentrl.rehearse.stages import Stage, State, metrics_of
+from agentrl.rehearse.stages import Stage, State, metrics_of, shortened
 
 JSONObject = dict[str, Any]
 DIFFERENT_MODEL = 0.02
@@ -19,6 +20,10 @@ DIFFERENT_MODEL = 0.02
 .008, a wrong model .07 and more."""
 _DIFFERENCE = "train/train_rollout_logprob_abs_diff"
 _AGENTRL = "agentrl/"
+_FAILED = re.compile(r"episode \S+ failed in (.+)", re.DOTALL)
+"""agentrl's warning about an episode."""
+_NOT_SENT = "no update has sent them"
+"""The engine's words about weights that it lacks."""
 GROUPED = ("grpo", "gspo", "cispo")
 """Estimators that compare the rewards of a group."""
 
@@ -229,12 +234,13 @@ def _weight_sums(data: Iterable[Mapping[str, Any]]) -> list[float]:
 
 
 def problems(
-    values: Mapping[str, Any], data: Sequence[Mapping[str, Any]], *, random: bool, grouped: bool
+    values: Mapping[str, Any], data: Sequence[Mapping[str, Any]], *, random: bool, grouped: bool, stale: bool = False
 ) -> Iterator[str]:
-    """What is wrong although nothing stopped, one line each. `random` tells whether the weights are random; `grouped`
-    whether rewards are compared within groups."""
-    yield from _different_models(values)
-    yield from _bad_episodes(values)
+    """What is wrong although nothing stopped, a line each that begins with its stage. `random` tells whether the
+    weights are random; `grouped` whether rewards are compared within groups; `stale` whether episodes are played while
+    the trainer updates the weights."""
+    yield from (f"training: {problem}" for problem in different_models(values["log_probs"], stale=stale))
+    yield from _bad_episodes(values, data)
     yield from _bad_ledger(values)
     yield from _bad_training(values)
     if grouped:
@@ -242,11 +248,16 @@ def problems(
     for event in data:
         inner = event.get("data") or {}
         if inner.get("level") in ("ERROR", "CRITICAL"):
-            yield f"agentrl: {inner['message']}"
+            yield f"rollout: agentrl: {inner['message']}"
 
 
-def _different_models(values: Mapping[str, Any]) -> Iterator[str]:
-    rows = values["log_probs"]
+def different_models(rows: Sequence[Mapping[str, Any]], *, stale: bool) -> Iterator[str]:
+    """Whether log-probs show that engine and trainer do not hold the same model.
+
+    With `stale` only the steps before the second weight update count: later ones train episodes of older weights, which
+    the rehearsal's large learning rate has changed.
+    """
+    rows = [row for row in rows if row["update"] <= 1 or not stale]
     if rows and (worst := max(rows, key=lambda row: row["difference"]))["difference"] > DIFFERENT_MODEL:
         yield (
             f"after weight update {worst['update']} the engine's log-probs differ from the trainer's by "
@@ -255,20 +266,25 @@ def _different_models(values: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _bad_episodes(values: Mapping[str, Any]) -> Iterator[str]:
+def _bad_episodes(values: Mapping[str, Any], data: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     counts = values["episodes"]
+    first = next((match[1] for text in _warnings(data) if (match := _FAILED.match(text))), "")
     if counts and counts["failed"]:
         reasons = ", ".join(f"{reason} ({count})" for reason, count in counts["failures"].items())
         places = "; ".join(f"{place} ({count})" for place, count in counts["failed_at"].items())
-        yield f"{counts['failed']} of {counts['played']} episodes failed: {reasons}{f'; at {places}' if places else ''}"
+        where = f"; at {places}" if places else ""
+        stage = "weights" if _NOT_SENT in first else "rollout"
+        line = f"{stage}: {counts['failed']} of {counts['played']} episodes failed: {reasons}{where}"
+        yield f"{line}; the first: {shortened(first)}" if first else line
     if counts and counts["unscored"]:
         yield (
-            f"{counts['unscored']} of {counts['played']} episodes got no reward: let Env.score return a number, or "
-            "name a reward function"
+            f"rollout: {counts['unscored']} of {counts['played']} episodes got no reward: let Env.score return a "
+            "number, or name a reward function"
         )
     for row in values["evaluation"]:
         if row.get("failed_episodes"):
-            yield f"{row['failed_episodes']} episodes of the evaluation failed"
+            line = f"evaluation: {row['failed_episodes']} episodes failed"
+            yield f"{line}; the first: {shortened(first)}" if first else line
 
 
 def _bad_ledger(values: Mapping[str, Any]) -> Iterator[str]:
@@ -278,37 +294,37 @@ def _bad_ledger(values: Mapping[str, Any]) -> Iterator[str]:
     masked = sum(ledger["masked"].values())
     if ledger["sampled"] != ledger["trained"] + masked:
         counts = f"{ledger['sampled']} sampled tokens, but {ledger['trained']} trained and {masked} masked"
-        yield f"{counts}: a bug of agentrl"
+        yield f"rollout: {counts}: a bug of agentrl"
     if values["trained_tokens"] != ledger["trained"]:
         yield (
-            f"slime trained {values['trained_tokens']} tokens, agentrl handed over {ledger['trained']}: a hook between "
-            "them changes the masks"
+            f"training: slime trained {values['trained_tokens']} tokens, agentrl handed over {ledger['trained']}: a "
+            "hook between them changes the masks"
         )
     if 2 * masked > ledger["sampled"]:
         reasons = ", ".join(f"{reason} ({count})" for reason, count in ledger["masked"].items())
-        yield f"{masked} of {ledger['sampled']} sampled tokens are not trained: {reasons}"
+        yield f"rollout: {masked} of {ledger['sampled']} sampled tokens are not trained: {reasons}"
 
 
 def _bad_training(values: Mapping[str, Any]) -> Iterator[str]:
     norms, losses = values["gradient_norms"], values["losses"]
     if None in norms or None in losses:
-        yield "a loss or gradient is not a number"
+        yield "training: a loss or gradient is not a number"
     elif norms and not any(norms):
-        yield "every gradient is zero: nothing would be learned"
+        yield "training: every gradient is zero: nothing would be learned"
     sums = values["weight_sums"]
     if len(sums) > 1 and any(norms) and len({*sums}) == 1:
-        yield "the weights are the same at every update: training did not change them"
+        yield "training: the weights are the same at every update: training did not change them"
 
 
 def _bad_groups(values: Mapping[str, Any], *, random: bool) -> Iterator[str]:
     groups, rewards = values["groups"], values["rewards"]
     if groups["size"] == 1:
-        yield "groups have one episode (--n-samples-per-prompt 1): its advantage is always zero"
+        yield "rollout: groups have one episode (--n-samples-per-prompt 1): its advantage is always zero"
     elif groups["count"] and groups["without_spread"] == groups["count"] and rewards:
         if random and rewards["least"] == rewards["most"] == 0:
             return  # a random model earns nothing
         yield (
-            f"no group has a spread: all episodes of a prompt have the same reward ({rewards['least']:g} to "
+            f"rollout: no group has a spread: all episodes of a prompt have the same reward ({rewards['least']:g} to "
             f"{rewards['most']:g}), so nothing is learned from them"
         )
 
@@ -320,12 +336,17 @@ def notes(values: Mapping[str, Any], data: Sequence[Mapping[str, Any]], *, rando
         yield "every reward is 0, as a model with random weights earns nothing; so a rising reward is not rehearsed"
     if values["random_rewards"]:
         yield "the trainer got random rewards in place of equal ones, so that the updates change the weights"
-    seen = set()
+    for text in dict.fromkeys(_warnings(data)):
+        if not _FAILED.match(text):
+            yield f"agentrl warns: {text}"
+
+
+def _warnings(data: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """agentrl's warnings."""
     for event in data:
         inner = event.get("data") or {}
-        if inner.get("level") == "WARNING" and inner["message"] not in seen:
-            seen.add(inner["message"])
-            yield f"agentrl warns: {inner['message']}"
+        if inner.get("level") == "WARNING":
+            yield inner["message"]
 
 
 def continued(

@@ -16,24 +16,38 @@ from agentrl.rehearse.launch import SlimeLaunch
 from agentrl.rehearse.packages import Packages
 from agentrl.rehearse.packages import prepare as prepare_packages
 from agentrl.rehearse.plan import Plan, make_plan
-from agentrl.rehearse.prepare import Prepared, claim, prepare, variables
+from agentrl.rehearse.prepare import WRITTEN, Prepared, claim, prepare, variables
 from agentrl.rehearse.report import (
     GROUPED,
     RehearsalReport,
     continued,
+    different_models,
     failed_stage,
     figures,
+    log_probs,
     notes,
     problems,
     samples_of,
 )
-from agentrl.rehearse.stages import EventFiles, Stage, StageWatch, State, expected_stages
+from agentrl.rehearse.stages import (
+    EventFiles,
+    Stage,
+    StageWatch,
+    State,
+    expected_stages,
+    first_exception,
+    log_lines,
+)
+from agentrl.rehearse.standins.events import FOLDER_VARIABLE
+from agentrl.rehearse.written import ARGUMENTS
+from agentrl.slime.host import plays_ahead
 
 Say = Callable[[str], None]
 
 _TICK_S = 0.3
 _WEIGHTS_S = 120.0
-_PROGRAM, _WEIGHTS = "slime", "weights"
+ASYNC = "train_async.py"
+_PROGRAM, _WEIGHTS, _CHECK = "slime", "weights", "check"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +75,19 @@ class Rehearsal:
     def out(self) -> Path:
         return self.options.out
 
+    @property
+    def _is_stale(self) -> bool:
+        """Whether episodes are played while the trainer updates the weights."""
+        flags = self.launch.flags
+        function = flags.text("--rollout-function-path") or None
+        return self.launch.program.name == ASYNC or flags.has("--fully-async") or bool(plays_ahead(function))
+
     def run(self) -> RehearsalReport:
         """Rehearse the launch. Ctrl-C ends it with a report of the stages that were reached. Raises ConfigError."""
         packages = prepare_packages(self.say)
         began = time.monotonic()
-        prepared = prepare(self.launch, self.out, rollouts=self.options.rollouts, full=self.options.full)
+        options = self.options
+        prepared = prepare(self.launch, self.out, rollouts=options.rollouts, full=options.full, engine=options.engine)
         plan = make_plan(self.launch, prepared.choices)
         self.report.replacements = plan.replacements
         self.show(plan)
@@ -90,12 +112,14 @@ class Rehearsal:
         processes.clean(remove=prepared.remove, remove_if_empty=prepared.remove_if_empty)
         env = variables(self.launch, packages, self.out, engine=self.options.engine, random=prepared.choices.random)
         env |= plan.variables
-        cluster = Stage("cluster", State.FAILED)
-        self.report.stages = [cluster]
-        began = time.monotonic()
         if prepared.weights is not None:
             words = [str(packages.python), "-m", "agentrl.rehearse.model", str(prepared.weights)]
             processes.start(_WEIGHTS, words, env, self.out, self.out / "model.txt")
+        if not self._checked(processes, packages, prepared, env):
+            return
+        cluster = Stage("cluster", State.FAILED)
+        self.report.stages = [cluster]
+        began = time.monotonic()
         try:
             timeout = self.options.timeout_s
             env = start_ray(processes, packages.python, plan.layout, env, self.out, timeout_s=timeout)
@@ -115,10 +139,29 @@ class Rehearsal:
         if good and self.options.resume and plan.saves:
             self._resume(processes, packages, plan, env)
 
+    def _checked(self, processes: Guarded, packages: Packages, prepared: Prepared, env: dict[str, str]) -> bool:
+        """Check the launch as it is written, and add the problems to the report. Returns whether slime takes it."""
+        folder = self.out / WRITTEN
+        folder.mkdir(exist_ok=True)
+        words = [str(packages.python), "-m", "agentrl.rehearse.written", str(folder / "problems.json")]
+        words += [str(self.launch.ray_gpus or ""), str(self.launch.program), *prepared.written]
+        env = {**env, FOLDER_VARIABLE: str(folder)}  # whose events are not those of the rehearsal
+        processes.start(_CHECK, words, env, self.launch.folder, folder / "log.txt")
+        _await(processes, _CHECK, self.options.timeout_s)
+        watch = StageWatch([ARGUMENTS])
+        watch.add(EventFiles(folder).new())
+        if watch.errors:
+            self.report.stages = watch.failed("", folder / "log.txt")
+            return False
+        try:
+            self.report.problems += json.loads((folder / "problems.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            _, cause = first_exception(log_lines(folder / "log.txt"))
+            self.report.notes.append(f"the launch as it is written was not checked: {cause or 'no end'}")
+        return True
+
     def _await_weights(self, processes: Guarded) -> None:
-        deadline = time.monotonic() + _WEIGHTS_S
-        while processes.status(_WEIGHTS) is None and not processes.is_lost and time.monotonic() < deadline:
-            processes.wait(_TICK_S)
+        _await(processes, _WEIGHTS, _WEIGHTS_S)
         if processes.status(_WEIGHTS) != 0:
             text = (self.out / "model.txt").read_text(encoding="utf-8", errors="replace").strip()
             raise ConfigError(f"no small model of this kind: {text.splitlines()[-1] if text else 'no output'}")
@@ -172,7 +215,8 @@ class Rehearsal:
         if not good and (line := failed_stage(stages)):
             resume.cause = line
         first = next((turn.rollout for turn in watch.occurrences if turn.stage == "rollout"), None)
-        if good and (wrong := [*continued(self.data, watch.data, self.options.rollouts, first)]):
+        wrong = [*continued(self.data, watch.data, self.options.rollouts, first)]
+        if good and (wrong := [*wrong, *different_models(log_probs(watch.data), stale=self._is_stale)]):
             resume.state, resume.cause, resume.place = State.FAILED, "; ".join(wrong), str(log)
         self.report.stages.append(resume)
         self._say_stage(resume)
@@ -187,7 +231,7 @@ class Rehearsal:
         flags = self.launch.flags
         grouped = flags.text("--advantage-estimator", "grpo") in GROUPED and "sft" not in flags.text("--loss-type")
         grouped = grouped and not flags.has("--disable-compute-advantages-and-returns")
-        report.problems += problems(report.figures, data, random=random, grouped=grouped)
+        report.problems += problems(report.figures, data, random=random, grouped=grouped, stale=self._is_stale)
         report.notes += notes(report.figures, data, random=random)
 
     def _take(self, watch: StageWatch, files: EventFiles) -> None:
@@ -202,6 +246,13 @@ class Rehearsal:
     def _say_stage(self, stage: Stage) -> None:
         seconds = "" if stage.seconds is None else f"{stage.seconds:.0f} s"
         self.say(f"{stage.state:9} {stage.name:14} {seconds}")
+
+
+def _await(processes: Guarded, name: str, seconds: float) -> None:
+    """Wait until a process ends, but no longer than `seconds`."""
+    deadline = time.monotonic() + seconds
+    while processes.status(name) is None and not processes.is_lost and time.monotonic() < deadline:
+        processes.wait(_TICK_S)
 
 
 def rehearse(launch: SlimeLaunch, options: RehearsalOptions, say: Say, show: Callable[[Plan], None]) -> RehearsalReport:

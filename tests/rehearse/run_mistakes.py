@@ -30,6 +30,8 @@ from tests.rehearse.slime_scripts import SCRIPTS, write_script
 
 GOOD, GOOD_ELSEWHERE = "the good launch", "the good launch in a folder with an apostrophe and a space"
 _LIMIT_S = 900
+_COMMAND = "import typer; from agentrl.rehearse.command import rehearse; typer.run(rehearse)"
+"""`agentrl slime rehearse`, also from a checkout whose entry points are not installed."""
 _ALLOWED_S = 180
 """Seconds in which a mistake must be named, on a quiet machine."""
 
@@ -45,7 +47,7 @@ class Outcome:
 
 def rehearse(launch: Launch, out: Path, options: Sequence[str] = (), prefix: Sequence[str] = ()) -> tuple[int, Any]:
     """Run the command. Returns its exit code and its report, None if there is no JSON on stdout."""
-    command = [*prefix, sys.executable, "-m", "agentrl", "slime", "rehearse", str(launch.script)]
+    command = [*prefix, sys.executable, "-c", _COMMAND, str(launch.script)]
     done = subprocess.run(
         [*command, "--json", "--out", str(out), *options],
         cwd=launch.folder,
@@ -85,8 +87,9 @@ def _text(named: Sequence[tuple[str, str]]) -> str:
     return "; ".join(f"[{stage or 'no stage'}] {cause}" for stage, cause in named)
 
 
-def judge(mistake: Mistake, folder: Path, prefix: Sequence[str]) -> Outcome:
+def judge(mistake: Mistake, folder: Path, prefix: Sequence[str], gpus: int = 8) -> Outcome:
     launch = write_launch(folder / "launch", slime=slime(), megatron=megatron(folder), shape=mistake.shape)
+    launch.environment["GPUS"] = str(gpus)
     for edit in mistake.edits:
         edit.apply(launch.folder)
     with mistake.around(launch):
@@ -94,6 +97,8 @@ def judge(mistake: Mistake, folder: Path, prefix: Sequence[str]) -> Outcome:
         options = ("--rollouts", "1", "--no-resume", *mistake.options)
         code, report = rehearse(launch, folder / "out", options, prefix)
         seconds = time.monotonic() - began
+    if isinstance(report, dict):
+        seconds = report["figures"]["seconds"]  # without the time for which a prefix such as flock waits
     named = problems(report)
     text = _text(named) or f"exit code {code}: {report!s:.300}"
     good = code == 1 and is_named(mistake, named) and (prefix or seconds < _ALLOWED_S)
@@ -157,6 +162,7 @@ def main() -> None:
     parser.add_argument("--also", type=Path, help="a Python file with more MISTAKES; only those are rehearsed")
     parser.add_argument("--clean", action="store_true", help="rehearse launches without a mistake")
     parser.add_argument("--out", type=Path, help="folder for launches and reports (a temporary one)")
+    parser.add_argument("--gpus", type=int, default=8, help="GPUs of the launch; with one a rehearsal is shorter (8)")
     parser.add_argument("--prefix", default="", help="words before the command, such as `nice -n 15`")
     options = parser.parse_args()
     mistakes = more_mistakes(options.also) if options.also else MISTAKES
@@ -170,7 +176,7 @@ def main() -> None:
         outcomes = (
             clean(root, prefix, options.names)
             if options.clean
-            else (judge(mistake, root / re.sub(r"\W+", "-", mistake.name), prefix) for mistake in chosen)
+            else (judge(mistake, root / re.sub(r"\W+", "-", mistake.name), prefix, options.gpus) for mistake in chosen)
         )
         bad = 0
         for outcome in outcomes:

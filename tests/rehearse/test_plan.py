@@ -218,6 +218,49 @@ def test_a_launch_of_another_machine(tmp_path):
         assert "not on this machine" in reasons(plan)[flag].reason
 
 
+@pytest.mark.parametrize("is_here", [True, False])
+def test_folders_with_an_apostrophe_and_a_space(here, tmp_path, is_here):
+    place = tmp_path / "a friend's folder"
+    place.mkdir()
+    (place / "held out.jsonl").touch()
+    (place / "eval.yaml").write_text(yaml.safe_dump({"datasets": [{"name": "a", "path": "a.jsonl"}]}))
+    words = ["--eval-prompt-data", "a", str(place / "held out.jsonl"), "--eval-config", str(place / "eval.yaml")]
+    flags = Flags.of([*here.flags.words(), *words])
+    if not is_here:
+        flags = Flags.of(
+            [*flags.words(), "--hf-checkpoint", "/m", "--prompt-data", "/d 1", "/d 2", "--num-layers", "2"]
+        )
+        flags = Flags.of([*flags.words(), "--num-attention-heads", "4", "--hidden-size", "64"])
+    launch = SlimeLaunch(here.program, flags, {}, here.folder)
+    plan = Flags.of(make_plan(launch, prepare(launch, place / "an out", rollouts=1, full=False).choices).words)
+    assert plan.text("--hf-checkpoint") == str(place / "an out/model")
+    assert len(plan.values("--eval-prompt-data")) == 2
+    assert plan.values("--eval-prompt-data")[1].startswith(str(place))
+    assert plan.values("--eval-config") == (str(place / "an out/data/evaluation.yaml"),)
+    if not is_here:
+        assert [Path(file).exists() for file in plan.values("--prompt-data")] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("words", "engine", "mode"),
+    [
+        ("--colocate", "local", "abort"),
+        ("--pause-generation-mode in_place", "local", "abort"),
+        ("--pause-generation-mode in_place", "sglang", "in_place"),
+        ("--fully-async", "local", ""),
+    ],
+)
+def test_miles_pauses_in_the_way_of_agentrls_engine(tmp_path, words, engine, mode):
+    file = tmp_path / "miles/utils/arguments.py"
+    file.parent.mkdir(parents=True)
+    launch = SlimeLaunch(tmp_path / "train.py", Flags.of(words.split()), {}, tmp_path)
+    flag = "--pause-generation-mode"
+    file.write_text("")  # an older miles, without the flag
+    assert Flags.of(make_plan(launch, Choices(engine="sglang")).words).text(flag) == launch.flags.text(flag)
+    file.write_text(f'parser.add_argument("{flag}")')
+    assert Flags.of(make_plan(launch, Choices(engine=engine)).words).text(flag) == mode
+
+
 def test_a_misspelt_model_folder_is_no_launch_of_another_machine(here, tmp_path):
     flags = Flags.of([*here.flags.words(), "--hf-checkpoint", str(tmp_path / "modle")])
     launch = SlimeLaunch(here.program, flags, {}, here.folder)

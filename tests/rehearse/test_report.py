@@ -63,9 +63,9 @@ def samples(rewards=(0.0, 1.0, 0.0, 1.0), count=20, mask=(1, 1, 1, 1)):
     ]
 
 
-def found(data, rows=None, *, random=False, grouped=True):
+def found(data, rows=None, *, random=False, grouped=True, stale=False):
     rows = samples() if rows is None else rows
-    return [*problems(figures(data, rows), data, random=random, grouped=grouped)]
+    return [*problems(figures(data, rows), data, random=random, grouped=grouped, stale=stale)]
 
 
 def test_a_good_run_has_no_problem():
@@ -85,13 +85,35 @@ def test_another_model_in_the_engine():
     data = run()
     data[6] = trained(0.086, step=1)
     (problem,) = found(data)
-    assert problem.startswith("after weight update 2 the engine's log-probs differ from the trainer's by 0.086")
+    assert problem.startswith(
+        "training: after weight update 2 the engine's log-probs differ from the trainer's by 0.086"
+    )
+
+
+def test_episodes_of_older_weights_are_not_compared():
+    data = run()
+    data[6] = trained(0.086, step=1)
+    assert found(data, stale=True) == []
+    data[4] = trained(0.086)
+    assert found(data, stale=True)[0].startswith("training: after weight update 1 ")
 
 
 def test_failed_episodes_have_their_reasons():
     failed = {"failed_episodes": 3, "failures/bug/step": 3, "failed_at/my_env.py:12 KeyError": 3}
     (problem,) = found(run(**failed))
-    assert problem == "6 of 32 episodes failed: bug/step (6); at my_env.py:12 KeyError (6)"
+    assert problem == "rollout: 6 of 32 episodes failed: bug/step (6); at my_env.py:12 KeyError (6)"
+
+
+@pytest.mark.parametrize(
+    ("error", "stage"),
+    [("KeyError: 'a'", "rollout"), ("HTTP 409: 4 weights were released and no update has sent them since", "weights")],
+)
+def test_the_first_failed_episode_has_its_error(error, stage):
+    text = f"episode 7f failed in engine: {error}"
+    warnings = [event("rollout", level="WARNING", message=line) for line in (text, text.replace("7f", "8a"))]
+    data = [*run(failed_episodes=3, **{"failures/engine": 3}), *warnings]
+    assert found(data) == [f"{stage}: 6 of 32 episodes failed: engine (6); the first: engine: {error}"]
+    assert [*notes(figures(data, samples()), data, random=False)] == []
 
 
 def test_rewards_that_nobody_gave():
@@ -106,21 +128,21 @@ def test_tokens_that_nobody_counts():
 def test_masked_tokens_by_reason():
     changes = {"trained_tokens": 10, "masked_tokens/host": 30}
     rows = samples(count=20, mask=(1,))
-    assert found(run(**changes), rows) == ["60 of 80 sampled tokens are not trained: host (60)"]
+    assert found(run(**changes), rows) == ["rollout: 60 of 80 sampled tokens are not trained: host (60)"]
     assert figures(run(**changes), rows)["ledger"] == {"sampled": 80, "trained": 20, "masked": {"host": 60}}
 
 
 def test_nothing_trained():
     data = run()
     data[3], data[6] = trained(grad_norm=0.0), trained(grad_norm=0.0)
-    assert found(data) == ["every gradient is zero: nothing would be learned"]
+    assert found(data) == ["training: every gradient is zero: nothing would be learned"]
     data[3] = trained(loss=None)
-    assert found(data) == ["a loss or gradient is not a number"]
+    assert found(data) == ["training: a loss or gradient is not a number"]
 
 
 def test_weights_that_do_not_change():
     data = [item if "sum" not in item["data"] else sent(10.0) for item in run()]
-    assert found(data) == ["the weights are the same at every update: training did not change them"]
+    assert found(data) == ["training: the weights are the same at every update: training did not change them"]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +165,7 @@ def test_episodes_of_the_evaluation_that_fail():
         metrics("evaluation", "eval/held_out/agentrl/", failed_episodes=2),
         metrics("evaluation", "eval/", held_out=0.5),
     ]
-    assert found(data) == ["2 episodes of the evaluation failed"]
+    assert found(data) == ["evaluation: 2 episodes failed"]
 
 
 def test_errors_are_problems_and_warnings_are_notes():
@@ -152,7 +174,7 @@ def test_errors_are_problems_and_warnings_are_notes():
         event("rollout", level="ERROR", message="broken"),
         *2 * [event("rollout", level="WARNING", message="odd")],
     ]
-    assert found(data) == ["agentrl: broken"]
+    assert found(data) == ["rollout: agentrl: broken"]
     assert [*notes(figures(data, samples()), data, random=False)] == ["agentrl warns: odd"]
 
 

@@ -119,7 +119,7 @@ def test_a_wrong_size_is_a_problem_although_nothing_stops(folder):
         folder / "train.py", Flags.of([*words(folder, "well"), "--num-layers", "36"]), dict(os.environ), folder
     )
     report = rehearse(launch, RehearsalOptions(folder / "out", resume=False), lambda line: None, lambda plan: None)
-    assert report.problems == ["--num-layers 36: the checkpoint has num_hidden_layers 4"]
+    assert report.problems == ["arguments: --num-layers 36: the checkpoint has num_hidden_layers 4"]
 
 
 def test_an_engine_that_is_given_away_is_not_left_behind(folder):
