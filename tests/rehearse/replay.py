@@ -3,7 +3,7 @@ the losses.
 
     SLIME_SRC=... python -m tests.rehearse.replay --model WARM --data DATA [--out FOLDER] [--prefix COMMAND]
 
-WARM and DATA are as in tests/rehearse/learning.py: the model must earn rewards, because a rehearsal draws random rewards
+WARM and DATA are as in tests/rehearse/learning.py. The model must earn rewards: a rehearsal draws random rewards
 for a model that earns nothing. Exit code 0: one rank repeats each loss to the last digit, two ranks come within 1e-4.
 """
 
