@@ -15,6 +15,8 @@ from agentrl.rehearse.stages import Stage, State
 _COLOURS = {State.OK: "green", State.FAILED: "red", State.TIMED_OUT: "red", State.RUNNING: "yellow"}
 _WIDTH = 140
 _LONG = 60
+_MOST = 8
+"""The most values that one line lists. A longer series is printed as its least and greatest value."""
 
 
 def print_replacements(console: Console, replacements: Iterable[Replacement]) -> None:
@@ -64,8 +66,7 @@ def _stage_row(stage: Stage) -> tuple[str, str, str, str]:
 
 def _figure_lines(figures: dict[str, Any]) -> Iterator[str]:
     if rows := figures.get("log_probs"):
-        text = ", ".join(f"{row['difference']:.4f} (update {row['update']})" for row in rows)
-        yield f"log-probs, engine against trainer: {text}"
+        yield f"log-probs, engine against trainer: {_log_probs(rows)}"
     if ledger := figures.get("ledger"):
         masked = ", ".join(f"{reason} {count}" for reason, count in ledger["masked"].items()) or "none"
         yield f"tokens: {ledger['sampled']} sampled, {ledger['trained']} trained; masked: {masked}"
@@ -85,9 +86,19 @@ def _figure_lines(figures: dict[str, Any]) -> Iterator[str]:
         if values:
             yield f"evaluation after rollout {row['rollout']}: {values}"
     if seconds := figures.get("step_seconds"):
-        yield f"a rollout and its training took {', '.join(f'{step:.1f}' for step in seconds)} s"
+        all_steps = ", ".join(f"{step:.1f}" for step in seconds)
+        text = all_steps if len(seconds) <= _MOST else f"{min(seconds):.1f} to {max(seconds):.1f}"
+        yield f"a rollout and its training took {text} s"
     if figures.get("memory_bytes"):
         yield f"{figures['memory_bytes'] / 1e9:.1f} GB of memory, {figures['seconds']:.0f} s"
+
+
+def _log_probs(rows: list[dict[str, Any]]) -> str:
+    if len(rows) <= _MOST:
+        return ", ".join(f"{row['difference']:.4f} (update {row['update']})" for row in rows)
+    differences = [row["difference"] for row in rows]
+    updates = f"updates {rows[0]['update']} to {rows[-1]['update']}"
+    return f"{min(differences):.4f} to {max(differences):.4f} ({updates}, {len(rows)} steps)"
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -243,6 +243,16 @@ def test_the_report_as_text_and_json(report):
     assert plain["replacements"][0] == {"flag": "--a", "before": "1", "after": "2", "reason": "few"}
 
 
+def test_a_long_run_has_no_long_lines(report):
+    report.figures = figures(run(), samples())
+    report.figures["log_probs"] = [{"update": i, "step": i, "difference": i / 1000} for i in range(1, 81)]
+    report.figures["step_seconds"] = [float(i) for i in range(4, 44)]
+    output = io.StringIO()
+    print_report(Console(file=output, width=140), report)
+    assert "0.0010 to 0.0800 (updates 1 to 80, 80 steps)" in output.getvalue()
+    assert "took 4.0 to 43.0 s" in output.getvalue()
+
+
 def test_an_interrupted_rehearsal_is_not_good(report):
     report.interrupted = True
     assert not report.is_good
