@@ -136,7 +136,7 @@ def main(kind, folder, rank, ranks, layout):
     with on_cpu():
         initialize.init(args)
         model = get_model(get_model_provider_func(args), wrap_with_ddp=False)
-        load_hf_weights(args, model, folder)
+        load_hf_weights(args, [within_module(model[0])], folder)
         theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         generator = torch.Generator().manual_seed(1)
         sequences = [torch.randint(0, 64, (length,), generator=generator) for length in (16, 1, 31)]
@@ -150,6 +150,15 @@ def main(kind, folder, rank, ranks, layout):
         print("worst", worst)
         if not layout:
             compare_one_rank(args, model[0], theirs, sequences, load_file(f"{folder}/model.safetensors"))
+
+
+def within_module(model):
+    """The model as Megatron holds it in bfloat16: slime's loader numbers experts and layers only under such names."""
+    import torch
+
+    wrapper = torch.nn.Module()
+    wrapper.module, wrapper.config = model, model.config
+    return wrapper
 
 
 def compare_one_rank(args, model, theirs, sequences, given):

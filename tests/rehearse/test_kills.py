@@ -82,7 +82,8 @@ CASES = [
 
 @pytest.mark.parametrize(("stage", "end"), CASES)
 def test_nothing_is_left(stage: str, end: End, tmp_path: Path):
-    with rehearsal(tmp_path) as (command, watch):
+    gpus = 2 if end in (killed, actor_killed) else 1  # one trainer and one engine start sooner
+    with rehearsal(tmp_path, gpus) as (command, watch):
         wait_for(stage, tmp_path / "out", command)
         end(command, watch)
         began = time.monotonic()
@@ -98,7 +99,7 @@ def test_nothing_is_left(stage: str, end: End, tmp_path: Path):
 
 
 @contextmanager
-def rehearsal(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], Watch]]:
+def rehearsal(folder: Path, gpus: int) -> Iterator[tuple[subprocess.Popen[bytes], Watch]]:
     """A rehearsal of the good launch, under watch. At the end, all that is left of it is killed."""
     launch = write_launch(folder / "launch", slime=Path(SOURCE), megatron=_megatron(folder))
     words = [sys.executable, "-m", "agentrl", "slime", "rehearse", str(launch.script), "--out", str(folder / "out")]
@@ -106,7 +107,7 @@ def rehearsal(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], Watch]]:
         command = subprocess.Popen(
             words,
             cwd=launch.folder,
-            env=launch.environment | {MARKER: str(folder)},
+            env=launch.environment | {MARKER: str(folder), "GPUS": str(gpus)},
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
