@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partialmethod
 from typing import Any
 
 from agentrl.rehearse.standins.imports import after
@@ -24,6 +25,25 @@ def start(module: Any) -> None:
 
     module.np = _NumPy1(np)
     module.tensor_parallel = _Replaced(module.tensor_parallel, model_parallel_cuda_manual_seed=seed)
+
+
+_NEW_NAMES = (
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+)
+"""The methods by which torch 2.13 calls a process group's collectives."""
+
+
+@after("slime.utils.reloadable_process_group", "miles.utils.reloadable_process_group")
+def forward_new_names(module: Any) -> None:
+    """Forward the collectives of torch 2.13, too: slime was written for torch 2.9, which had other names."""
+    group = module.ReloadableProcessGroup
+    for name in _NEW_NAMES:
+        if name not in vars(group):
+            setattr(group, name, partialmethod(group._fwd, name))
 
 
 class _Replaced:
