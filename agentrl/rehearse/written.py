@@ -46,7 +46,7 @@ def problems(words: Sequence[str], gpus: int | None) -> list[str]:
     """The problems of a command, a line each. Raises RefusedError, after the cause was logged as an event."""
     command = read_command(words)
     host = arguments.host_of(command.path)
-    answer = ask(host, words) if host else {"absent": arguments.NO_HOST}
+    answer: dict[str, Any] = ask(host, words) if host else {"absent": arguments.NO_HOST}
     if "refused" in answer:
         raise RefusedError(answer["refused"])
     args = Namespace(**answer.get("args", {}))
