@@ -277,7 +277,8 @@ def _bad_episodes(values: Mapping[str, Any], data: Iterable[Mapping[str, Any]]) 
     for row in values["evaluation"]:
         if row.get("failed_episodes"):
             line = f"evaluation: {row['failed_episodes']} episodes failed"
-            yield f"{line}; the first: {shortened(first)}" if first else line
+            is_new = first and not (counts and counts["failed"])
+            yield f"{line}; the first: {shortened(first)}" if is_new else line
 
 
 def _bad_ledger(values: Mapping[str, Any]) -> Iterator[str]:
