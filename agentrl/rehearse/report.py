@@ -24,6 +24,8 @@ _FAILED = re.compile(r"episode \S+ failed in (.+)", re.DOTALL)
 """agentrl's warning about an episode."""
 _NOT_SENT = "no update has sent them"
 """The engine's words about weights that it lacks."""
+_UNSCORED = "every reward is 0"
+"""agentrl's words about episodes that nothing scores."""
 GROUPED = ("grpo", "gspo", "cispo")
 """Estimators that compare the rewards of a group."""
 
@@ -242,6 +244,7 @@ def problems(
         inner = event.get("data") or {}
         if inner.get("level") in ("ERROR", "CRITICAL"):
             yield f"rollout: agentrl: {inner['message']}"
+    yield from dict.fromkeys(f"rollout: {text}" for text in _warnings(data) if _UNSCORED in text)
 
 
 def different_models(rows: Sequence[Mapping[str, Any]], *, stale: bool) -> Iterator[str]:
@@ -331,7 +334,7 @@ def notes(values: Mapping[str, Any], data: Sequence[Mapping[str, Any]], *, rando
     if values["random_rewards"]:
         yield "the trainer got random rewards in place of equal ones, so that the updates change the weights"
     for text in dict.fromkeys(_warnings(data)):
-        if not _FAILED.match(text):
+        if not _FAILED.match(text) and _UNSCORED not in text:
             yield f"agentrl warns: {text}"
 
 
