@@ -29,15 +29,7 @@ from agentrl.rehearse.report import (
     problems,
     samples_of,
 )
-from agentrl.rehearse.stages import (
-    EventFiles,
-    Stage,
-    StageWatch,
-    State,
-    expected_stages,
-    first_exception,
-    log_lines,
-)
+from agentrl.rehearse.stages import EventFiles, Stage, StageWatch, State, expected_stages, first_exception, log_lines
 from agentrl.rehearse.standins.events import FOLDER_VARIABLE
 from agentrl.rehearse.written import ARGUMENTS
 from agentrl.slime.host import plays_ahead
@@ -100,10 +92,8 @@ class Rehearsal:
         except KeyboardInterrupt:
             self.report.interrupted = True
         self._judge(prepared, plan)
-        self.report.figures |= {
-            "seconds": round(time.monotonic() - began, 1),
-            "memory_bytes": processes.peak_bytes,
-        }
+        self.report.figures["seconds"] = round(time.monotonic() - began, 1)
+        self.report.figures["memory_bytes"] = processes.peak_bytes
         (self.out / "report.json").write_text(json.dumps(self.report.to_json(), indent=2) + "\n", encoding="utf-8")
         return self.report
 
@@ -150,6 +140,7 @@ class Rehearsal:
         _await(processes, _CHECK, self.options.timeout_s)
         watch = StageWatch([ARGUMENTS])
         watch.add(EventFiles(folder).new())
+        processes.kill(_CHECK)  # if it has not ended in time
         self.report.problems += log_lines(folder / "problems.txt")
         if watch.errors:
             self.report.stages = watch.failed("", folder / "log.txt")
