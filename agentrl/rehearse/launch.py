@@ -30,24 +30,9 @@ from agentrl.slime.check.command import TRAIN_PROGRAMS
 _SCRIPT_S = 60.0
 """The most seconds of a script."""
 _HARMLESS = (
-    *(
-        "dirname",
-        "basename",
-        "grep",
-        "egrep",
-        "fgrep",
-        "seq",
-        "tr",
-        "wc",
-        "awk",
-        "gawk",
-        "mawk",
-        "head",
-        "sort",
-        "uniq",
-    ),
+    *("dirname", "basename", "grep", "egrep", "fgrep", "seq", "tr", "wc", "awk", "gawk", "mawk", "head", "sort"),
     *("cut", "date", "env", "cat", "readlink", "realpath", "uname", "id", "whoami", "expr", "printf", "echo", "nproc"),
-    *("test", "[", "true", "false", "ls", "stat", "jq", "which", "nohup", "paste", "rev", "bash", "sh"),
+    *("test", "[", "true", "false", "ls", "stat", "jq", "which", "nohup", "paste", "rev", "bash", "sh", "uniq"),
 )
 """Programs that a script may really run, for the values of flags."""
 _STAND_INS = (
@@ -269,11 +254,7 @@ def _stand_ins(folder: Path) -> Path:
 def _script_variables(folder: Path, programs: Path) -> dict[str, str]:
     variables = {name: value for name, value in os.environ.items() if name != "CHECK"}  # run.sh would end after it
     path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
-    return variables | {
-        "PATH": str(programs),
-        "PYTHONPATH": path,
-        _UNKNOWN: f'() {{ "{programs}/ray" "$@"; }}',
-    }
+    return variables | {"PATH": str(programs), "PYTHONPATH": path, _UNKNOWN: f'() {{ "{programs}/ray" "$@"; }}'}
 
 
 def _played(script: Path, words: Sequence[str], variables: Mapping[str, str]) -> str:

@@ -269,7 +269,7 @@ def _tracking(flags: Flags, choices: Choices) -> Iterator[Replacement]:
 def _aborting(launch: SlimeLaunch) -> Iterator[Replacement]:
     """The only way in which agentrl's engine pauses, for versions of miles that have others. Fully-async rollout cannot
     do without them."""
-    files = (Path(folder, "miles/utils/arguments.py") for folder in (launch.program.parent, *launch.python_path))
+    files = (Path(folder, "miles/utils/arguments.py") for folder in (str(launch.program.parent), *launch.python_path))
     file, flag = next(filter(Path.is_file, files), None), "--pause-generation-mode"
     if file and flag in file.read_text(encoding="utf-8") and not launch.flags.has("--fully-async"):
         yield _replaced(launch.flags, flag, "abort", "agentrl's engine pauses in no other way")

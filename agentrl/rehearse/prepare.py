@@ -17,14 +17,7 @@ import yaml
 from agentrl.errors import ConfigError
 from agentrl.models.hub import cached_folder
 from agentrl.rehearse.launch import Flags, SlimeLaunch
-from agentrl.rehearse.model import (
-    TINY_TOKENS,
-    config_from_flags,
-    read_config,
-    shrink,
-    text_config,
-    write_config,
-)
+from agentrl.rehearse.model import TINY_TOKENS, config_from_flags, read_config, shrink, text_config, write_config
 from agentrl.rehearse.packages import Packages
 from agentrl.rehearse.plan import Choices, Replacement, sliced, written_words
 from agentrl.rehearse.standins import ENGINE, SITE

@@ -24,6 +24,8 @@ _FAILED = re.compile(r"episode \S+ failed in (.+)", re.DOTALL)
 """agentrl's warning about an episode."""
 _NOT_SENT = "no update has sent them"
 """The engine's words about weights that it lacks."""
+_UNSCORED = "every reward is 0"
+"""agentrl's words about episodes that nothing scores."""
 GROUPED = ("grpo", "gspo", "cispo")
 """Estimators that compare the rewards of a group."""
 
@@ -99,15 +101,13 @@ def figures(data: Sequence[Mapping[str, Any]], samples: Sequence[Mapping[str, An
         "gradient_norms": _series(data, "train/grad_norm"),
         "losses": _series(data, "train/loss"),
         "weight_sums": _weight_sums(data),
-        "step_seconds": [
-            round(metrics["perf/step_time"], 2) for metrics in rollouts if metrics.get("perf/step_time") is not None
-        ],
-        "rollout_seconds": [
-            round(metrics["perf/rollout_time"], 2)
-            for metrics in rollouts
-            if metrics.get("perf/rollout_time") is not None
-        ],
+        "step_seconds": _seconds(rollouts, "perf/step_time"),
+        "rollout_seconds": _seconds(rollouts, "perf/rollout_time"),
     }
+
+
+def _seconds(rollouts: Iterable[Mapping[str, Any]], name: str) -> list[float]:
+    return [round(metrics[name], 2) for metrics in rollouts if metrics.get(name) is not None]
 
 
 def log_probs(data: Iterable[Mapping[str, Any]]) -> list[JSONObject]:
@@ -202,9 +202,8 @@ def _groups(samples: Sequence[Mapping[str, Any]], size: int) -> JSONObject:
     groups: dict[tuple[Any, int], list[float]] = {}
     for sample in samples:
         if isinstance(sample.get("index"), int) and isinstance(sample.get("reward"), (int, float)):
-            groups.setdefault((sample.get("rollout"), sample["index"] // max(1, size)), []).append(
-                float(sample["reward"])
-            )
+            group = (sample.get("rollout"), sample["index"] // max(1, size))
+            groups.setdefault(group, []).append(float(sample["reward"]))
     equal = sum(len({*rewards}) == 1 for rewards in groups.values())
     return {"size": size, "count": len(groups), "without_spread": equal}
 
@@ -215,12 +214,8 @@ def _evaluations(data: Sequence[Mapping[str, Any]]) -> list[JSONObject]:
         names = [name for name in metrics if name.count("/") == 1 and not name.endswith(("/step", "-truncated_ratio"))]
         if names and not any(_AGENTRL in name for name in metrics):
             rows.append({"rollout": step, **{name.partition("/")[2]: metrics[name] for name in names}})
-    failed = sum(
-        value
-        for _, metrics in metrics_of(data, "evaluation")
-        for name, value in metrics.items()
-        if name.endswith("/agentrl/failed_episodes")
-    )
+    values = (item for _, metrics in metrics_of(data, "evaluation") for item in metrics.items())
+    failed = sum(value for name, value in values if name.endswith("/agentrl/failed_episodes"))
     return [*rows, {"failed_episodes": int(failed)}] if rows else rows
 
 
@@ -249,6 +244,7 @@ def problems(
         inner = event.get("data") or {}
         if inner.get("level") in ("ERROR", "CRITICAL"):
             yield f"rollout: agentrl: {inner['message']}"
+    yield from dict.fromkeys(f"rollout: {text}" for text in _warnings(data) if _UNSCORED in text)
 
 
 def different_models(rows: Sequence[Mapping[str, Any]], *, stale: bool) -> Iterator[str]:
@@ -284,7 +280,8 @@ def _bad_episodes(values: Mapping[str, Any], data: Iterable[Mapping[str, Any]]) 
     for row in values["evaluation"]:
         if row.get("failed_episodes"):
             line = f"evaluation: {row['failed_episodes']} episodes failed"
-            yield f"{line}; the first: {shortened(first)}" if first else line
+            is_new = first and not (counts and counts["failed"])
+            yield f"{line}; the first: {shortened(first)}" if is_new else line
 
 
 def _bad_ledger(values: Mapping[str, Any]) -> Iterator[str]:
@@ -337,7 +334,7 @@ def notes(values: Mapping[str, Any], data: Sequence[Mapping[str, Any]], *, rando
     if values["random_rewards"]:
         yield "the trainer got random rewards in place of equal ones, so that the updates change the weights"
     for text in dict.fromkeys(_warnings(data)):
-        if not _FAILED.match(text):
+        if not _FAILED.match(text) and _UNSCORED not in text:
             yield f"agentrl warns: {text}"
 
 

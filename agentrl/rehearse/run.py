@@ -29,15 +29,7 @@ from agentrl.rehearse.report import (
     problems,
     samples_of,
 )
-from agentrl.rehearse.stages import (
-    EventFiles,
-    Stage,
-    StageWatch,
-    State,
-    expected_stages,
-    first_exception,
-    log_lines,
-)
+from agentrl.rehearse.stages import EventFiles, Stage, StageWatch, State, expected_stages, first_exception, log_lines
 from agentrl.rehearse.standins.events import FOLDER_VARIABLE
 from agentrl.rehearse.written import ARGUMENTS
 from agentrl.slime.host import plays_ahead
@@ -100,10 +92,8 @@ class Rehearsal:
         except KeyboardInterrupt:
             self.report.interrupted = True
         self._judge(prepared, plan)
-        self.report.figures |= {
-            "seconds": round(time.monotonic() - began, 1),
-            "memory_bytes": processes.peak_bytes,
-        }
+        self.report.figures["seconds"] = round(time.monotonic() - began, 1)
+        self.report.figures["memory_bytes"] = processes.peak_bytes
         (self.out / "report.json").write_text(json.dumps(self.report.to_json(), indent=2) + "\n", encoding="utf-8")
         return self.report
 
@@ -143,22 +133,21 @@ class Rehearsal:
         """Check the launch as it is written, and add the problems to the report. Returns whether slime takes it."""
         folder = self.out / WRITTEN
         folder.mkdir(exist_ok=True)
-        words = [str(packages.python), "-m", "agentrl.rehearse.written", str(folder / "problems.json")]
+        words = [str(packages.python), "-m", "agentrl.rehearse.written", str(folder / "problems.txt")]
         words += [str(self.launch.ray_gpus or ""), str(self.launch.program), *prepared.written]
         env = {**env, FOLDER_VARIABLE: str(folder)}  # whose events are not those of the rehearsal
         processes.start(_CHECK, words, env, self.launch.folder, folder / "log.txt")
         _await(processes, _CHECK, self.options.timeout_s)
         watch = StageWatch([ARGUMENTS])
         watch.add(EventFiles(folder).new())
+        processes.kill(_CHECK)  # if it has not ended in time
+        self.report.problems += log_lines(folder / "problems.txt")
         if watch.errors:
             self.report.stages = watch.failed("", folder / "log.txt")
-            return False
-        try:
-            self.report.problems += json.loads((folder / "problems.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        elif processes.status(_CHECK) != 0:
             _, cause = first_exception(log_lines(folder / "log.txt"))
             self.report.notes.append(f"the launch as it is written was not checked: {cause or 'no end'}")
-        return True
+        return not watch.errors
 
     def _await_weights(self, processes: Guarded) -> None:
         _await(processes, _WEIGHTS, _WEIGHTS_S)

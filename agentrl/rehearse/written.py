@@ -3,19 +3,20 @@
 slime's own parser reads the words, and Megatron checks its model and its batches. The rules of `agentrl check slime`
 follow, and a few rules of programs that a rehearsal replaces or starts with other numbers.
 
-    python -m agentrl.rehearse.written REPORT.json GPUS train.py --flag value ...
+    python -m agentrl.rehearse.written REPORT GPUS train.py --flag value ...
 
-The report is a list of problems, a line each with its stage. GPUS is the number that `ray start` names, or empty. The
-exit status is 1 if slime or Megatron refuses the words; the cause is an event of the stage `arguments`.
+The report has a problem on each line, which begins with its stage. GPUS is the number that `ray start` names, or empty.
+The exit status is not 0 if slime or Megatron refuses the words; the cause is an event of the stage `arguments`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,27 +39,35 @@ _ENGINE_FLAGS = ("--sglang-", "--router-", "--prefill-")
 _CONFIG = "--custom-config-path"
 
 
-class RefusedError(Exception):
-    """slime or Megatron refuses the words."""
-
-
-def problems(words: Sequence[str], gpus: int | None) -> list[str]:
-    """The problems of a command, a line each. Raises RefusedError, after the cause was logged as an event."""
+def problems(words: Sequence[str], gpus: int | None) -> Iterator[str]:
+    """The problems of a command, a line each. Raises SystemExit if slime refuses the words, and the exceptions of
+    Megatron. An event has the cause."""
     command = read_command(words)
+    keys: dict[str, Any] = {}
+    with contextlib.suppress(ConfigError):  # the check reports the file
+        keys = read_keys(next(iter(Words(command.words).values.get(_CONFIG, ())), None))
+    yield from (f"{ARGUMENTS}: {problem}" for problem in _texts(keys))
     host = arguments.host_of(command.path)
-    answer = ask(host, words) if host else {"absent": arguments.NO_HOST}
+    answer: dict[str, Any] = ask(host, words) if host else {"absent": arguments.NO_HOST}
     if "refused" in answer:
-        raise RefusedError(answer["refused"])
+        raise SystemExit(answer["refused"])
     args = Namespace(**answer.get("args", {}))
     answer = json.loads(json.dumps(answer, default=plain))
     if "flags" in answer:
         answer["flags"] += _unseen_flags(args, words)
-    lines = [f"{ARGUMENTS}: {finding}" for finding in _findings(command, answer)]
+    yield from (f"{ARGUMENTS}: {finding}" for finding in _findings(command, keys, answer))
     if "args" in answer:
         with events.only_errors(ARGUMENTS):
             _check_megatron(args)
-        lines += _sizes(args, gpus)
-    return lines
+        yield from _sizes(args, gpus)
+
+
+def _texts(keys: Mapping[str, Any]) -> Iterator[str]:
+    """Numbers that YAML reads as text, such as 1e-6. slime makes them arguments as they are."""
+    for key, value in keys.items():
+        if isinstance(value, str) and re.fullmatch(r"[+-]?\d+e[+-]?\d+", value):
+            number = value.replace("e", ".0e")
+            yield f"{_CONFIG}: YAML reads `{key}: {value}` as text, not as a number (str); write {key}: {number}"
 
 
 def _unseen_flags(args: Namespace, words: Sequence[str]) -> Iterator[str]:
@@ -69,11 +78,8 @@ def _unseen_flags(args: Namespace, words: Sequence[str]) -> Iterator[str]:
         yield from (word.partition("=")[0] for word in words if word.startswith(_ENGINE_FLAGS))
 
 
-def _findings(command: TrainCommand, answer: dict[str, Any]) -> Iterator[str]:
+def _findings(command: TrainCommand, keys: Mapping[str, Any], answer: Mapping[str, Any]) -> Iterator[str]:
     """The findings of the check. Its rules of agentrl apply only to a command that names agentrl."""
-    keys: dict[str, Any] = {}
-    with contextlib.suppress(ConfigError):  # the check reports the file
-        keys = read_keys(next(iter(Words(command.words).values.get(_CONFIG, ())), None))
     reading = arguments.read(command, keys, answer)
     seen = [finding for finding in reading.findings if finding.level in (Level.ERROR, Level.WARNING)]
     # `exact` would let rules read the machine's processors and its router, which are not those of the cluster
@@ -150,11 +156,9 @@ def _missing_gpus(args: Namespace, gpus: int) -> Iterator[str]:
 
 def main() -> None:
     report, gpus, *words = sys.argv[1:]
-    try:
-        lines = problems(words, int(gpus) if gpus else None)
-    except RefusedError as exc:
-        sys.exit(str(exc))
-    Path(report).write_text(json.dumps(lines), encoding="utf-8")
+    with Path(report).open("w", encoding="utf-8") as file:
+        for line in problems(words, int(gpus) if gpus else None):
+            file.write(f"{line}\n")
 
 
 if __name__ == "__main__":

@@ -173,7 +173,7 @@ MISTAKES = (
     ),
     Mistake(
         "another key of the label",
-        PLAYS,
+        ("arguments", *PLAYS),
         r"label|TypeError|None",
         (script("--label-key label", "--label-key answer"),),
         check="no key 'answer'",

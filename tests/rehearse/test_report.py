@@ -120,6 +120,12 @@ def test_rewards_that_nobody_gave():
     assert "got no reward" in found(run(unscored_episodes=16))[0]
 
 
+def test_episodes_that_nothing_scores():
+    text = "no Env.score, step reward, `reward`, --rm-type or --custom-rm-path: every reward is 0"
+    data = [*run(), *2 * [event("rollout", level="WARNING", message=text)]]
+    assert found(data, random=True) == [f"rollout: {text}"]
+
+
 def test_tokens_that_nobody_counts():
     assert "a bug of agentrl" in found(run(sampled_tokens=44))[0]
     assert "changes the masks" in found(run(), samples(mask=(1, 1, 0, 0)))[0]

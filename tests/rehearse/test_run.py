@@ -122,6 +122,36 @@ def test_a_wrong_size_is_a_problem_although_nothing_stops(folder):
     assert report.problems == ["arguments: --num-layers 36: the checkpoint has num_hidden_layers 4"]
 
 
+def test_a_mistake_that_smaller_batches_would_heal(folder):
+    flags = Flags.of([*words(folder, "well"), "--global-batch-size", "64"])
+    launch = SlimeLaunch(folder / "train.py", flags, dict(os.environ), folder)
+    report = rehearse(launch, RehearsalOptions(folder / "out", resume=False), lambda line: None, lambda plan: None)
+    (problem,) = report.problems
+    assert problem.startswith("arguments: --global-batch-size 64 is more than the 4 episodes of a rollout")
+    assert {str(stage.state) for stage in report.stages} == {"ok"}, "the rest is played"
+
+
+REFUSING = """
+import argparse
+from agentrl.rehearse.standins import stages
+
+@stages.logging_arguments
+def parse_args():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--num-rollout", choices=["1"])
+    parser.parse_known_args()
+"""
+
+
+def test_nothing_is_started_if_slime_refuses_the_flags_as_written(folder):
+    (folder / "slime/utils").mkdir(parents=True)
+    (folder / "slime/utils/arguments.py").write_text(REFUSING)
+    report, _ = played(folder)
+    assert states(report) == {"arguments": "failed"}
+    (problem,) = report.problems
+    assert problem.startswith("arguments failed: ValueError: argument --num-rollout: invalid choice: '9'")
+
+
 def test_an_engine_that_is_given_away_is_not_left_behind(folder):
     """A launch whose own folder of checkpoints exists keeps its files."""
     (folder / "saved").mkdir()

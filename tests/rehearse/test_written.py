@@ -130,12 +130,17 @@ def test_the_models_own_sizes_are_judged(launch, tmp_path):
     assert json.loads((tmp_path / "out/model/config.json").read_text())["num_hidden_layers"] == 2
 
 
+def test_a_number_that_yaml_reads_as_text():
+    (problem,) = written._texts({"lr": "1e-6", "eps": 1e-6, "seed": 3, "name": "e1"})
+    assert problem.endswith("write lr: 1.0e-6")
+
+
 def test_without_slime_only_agentrls_rules_judge(tmp_path):
     words = ["train.py", "--rollout-batch-size", "8", "--n-samples-per-prompt", "8", "--global-batch-size", "512"]
-    report = tmp_path / "report.json"
+    report = tmp_path / "report.txt"
     subprocess.run([sys.executable, "-m", written.__name__, report, "", *words], check=True, cwd=tmp_path)
-    (problem,) = json.loads(report.read_text())
+    (problem,) = report.read_text().splitlines()
     assert problem.startswith("arguments: --global-batch-size 512 is more than the 64 episodes of a rollout")
     agentrl = ["--custom-generate-function-path", "agentrl.adapt", "--apply-chat-template"]
     subprocess.run([sys.executable, "-m", written.__name__, report, "", *words, *agentrl], check=True, cwd=tmp_path)
-    assert len(json.loads(report.read_text())) > 1
+    assert len(report.read_text().splitlines()) > 1
