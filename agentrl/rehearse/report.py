@@ -236,7 +236,7 @@ def problems(
     the trainer updates the weights."""
     yield from (f"training: {problem}" for problem in different_models(values["log_probs"], stale=stale))
     yield from _bad_episodes(values, data)
-    yield from _bad_ledger(values)
+    yield from _bad_ledger(values, _arguments(data))
     yield from _bad_training(values)
     if grouped:
         yield from _bad_groups(values, random=random)
@@ -284,7 +284,7 @@ def _bad_episodes(values: Mapping[str, Any], data: Iterable[Mapping[str, Any]]) 
             yield f"{line}; the first: {shortened(first)}" if is_new else line
 
 
-def _bad_ledger(values: Mapping[str, Any]) -> Iterator[str]:
+def _bad_ledger(values: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iterator[str]:
     ledger = values["ledger"]
     if not ledger or not ledger["sampled"]:
         return
@@ -297,7 +297,8 @@ def _bad_ledger(values: Mapping[str, Any]) -> Iterator[str]:
             f"training: slime trained {values['trained_tokens']} tokens, agentrl handed over {ledger['trained']}: a "
             "hook between them changes the masks"
         )
-    if 2 * masked > ledger["sampled"]:
+    # The flag masks whatever was sampled before an abort, and small rollouts are aborted often.
+    if 2 * masked > ledger["sampled"] and not arguments.get("mask_offpolicy_in_partial_rollout"):
         reasons = ", ".join(f"{reason} ({count})" for reason, count in ledger["masked"].items())
         yield f"rollout: {masked} of {ledger['sampled']} sampled tokens are not trained: {reasons}"
 

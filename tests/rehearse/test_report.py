@@ -136,6 +136,8 @@ def test_masked_tokens_by_reason():
     rows = samples(count=20, mask=(1,))
     assert found(run(**changes), rows) == ["rollout: 60 of 80 sampled tokens are not trained: host (60)"]
     assert figures(run(**changes), rows)["ledger"] == {"sampled": 80, "trained": 20, "masked": {"host": 60}}
+    by_request = event("arguments", args={"n_samples_per_prompt": 4, "mask_offpolicy_in_partial_rollout": True})
+    assert found([by_request, *run(**changes)[1:]], rows) == []
 
 
 def test_nothing_trained():
