@@ -263,25 +263,26 @@ def different_models(rows: Sequence[Mapping[str, Any]], *, stale: bool) -> Itera
 
 
 def _bad_episodes(values: Mapping[str, Any], data: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    counts = values["episodes"]
+    counts = values["episodes"] or {"failed": 0, "unscored": 0}
     first = next((match[1] for text in _warnings(data) if (match := _FAILED.match(text))), "")
-    if counts and counts["failed"]:
-        reasons = ", ".join(f"{reason} ({count})" for reason, count in counts["failures"].items())
-        places = "; ".join(f"{place} ({count})" for place, count in counts["failed_at"].items())
-        where = f"; at {places}" if places else ""
+    example = f"; the first: {shortened(first)}" if first else ""
+    if counts["failed"]:
         stage = "weights" if _NOT_SENT in first else "rollout"
-        line = f"{stage}: {counts['failed']} of {counts['played']} episodes failed: {reasons}{where}"
-        yield f"{line}; the first: {shortened(first)}" if first else line
-    if counts and counts["unscored"]:
+        yield f"{stage}: {counts['failed']} of {counts['played']} episodes failed: {_causes(counts)}{example}"
+    if counts["unscored"]:
         yield (
             f"rollout: {counts['unscored']} of {counts['played']} episodes got no reward: let Env.score return a "
             "number, or name a reward function"
         )
     for row in values["evaluation"]:
         if row.get("failed_episodes"):
-            line = f"evaluation: {row['failed_episodes']} episodes failed"
-            is_new = first and not (counts and counts["failed"])
-            yield f"{line}; the first: {shortened(first)}" if is_new else line
+            yield f"evaluation: {row['failed_episodes']} episodes failed{'' if counts['failed'] else example}"
+
+
+def _causes(counts: Mapping[str, Any]) -> str:
+    reasons = ", ".join(f"{reason} ({count})" for reason, count in counts["failures"].items())
+    places = "; ".join(f"{place} ({count})" for place, count in counts["failed_at"].items())
+    return f"{reasons}; at {places}" if places else reasons
 
 
 def _bad_ledger(values: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iterator[str]:
