@@ -209,7 +209,8 @@ def _shrink_frequency(shrunk: Shrunk, text: JSONObject, flags: Flags, real: Mapp
             f"{expected}"
         )
     few = min(dense, 1)
-    shrunk.flags[_FREQUENCY] = json.dumps([0] * few + [1] * (layers - few))
+    small = [0] * few + [1] * (layers - few)
+    shrunk.flags[_FREQUENCY] = json.dumps(small, separators=(",", ":"))  # Megatron refuses a pattern with spaces
 
 
 def _after_zeros(pattern: Sequence[int]) -> Iterator[int]:
