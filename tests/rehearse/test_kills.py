@@ -111,6 +111,7 @@ def rehearsal(folder: Path, gpus: int) -> Iterator[tuple[subprocess.Popen[bytes]
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's `pytest &` lets it be ignored
         )
     with Watch(command.pid, str(folder)) as watch:
         try:
