@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import select
 import socket
 import subprocess
@@ -28,8 +29,10 @@ _MOST_NODES = 2
 _NETWORK = f"127.{random.randrange(1, 255)}.{random.randrange(256)}"
 """The first numbers of the nodes' addresses: other numbers in each process."""
 _READY = "Ray runtime started"
-_SLOW = "The current node timed out during startup"
-"""Ray 2.60 waits 30 s for a node's raylet, a constant: too short on a busy machine."""
+_STARTS = 3
+_SLOW = ("The current node timed out during startup", "Timed out waiting for file")
+"""A busy machine exceeds two constants of Ray 2.60: `ray start` waits 30 s for its raylet, and the raylet 15 s for its
+agent (ray/_private/node.py, src/ray/util/port_persistence.h)."""
 
 
 @dataclass(slots=True)
@@ -176,11 +179,12 @@ def start_ray(
         if number == 0:
             node.pop("RAY_ADDRESS")
         deadline = time.monotonic() + timeout_s
-        guarded.start(name, _words(python, number, port, layout.gpus, temporary), node, out, log)
-        if _SLOW in (error := _start_error(guarded, name, log, deadline)):
-            guarded.sweep()
+        for _ in range(_STARTS):
             guarded.start(name, _words(python, number, port, layout.gpus, temporary), node, out, log)
-            error = _start_error(guarded, name, log, deadline)
+            error = _start_error(guarded, name, log, temporary / "session_latest/logs/raylet.err", deadline)
+            if not any(sign in error for sign in _SLOW):
+                break
+            guarded.sweep()
         if error:
             raise ConfigError(f"Ray did not start: {error} ({log})")
     return {**env, "SLIME_HOST_IP": node_address(0)}
@@ -218,14 +222,22 @@ def _words(python: Path, number: int, port: int, gpus: int, temporary: Path) -> 
     return [*map(str, words)]
 
 
-def _start_error(guarded: Guarded, name: str, log: Path, deadline: float) -> str:
-    """Wait for a node, and return why the node did not start. Empty if the node has started."""
+def _start_error(guarded: Guarded, name: str, log: Path, abort: Path, deadline: float) -> str:
+    """Wait for a node, and return why the node did not start. Empty if the node has started. If the file `abort` says
+    that the raylet has aborted, the node is killed: `ray start` would wait for RAY_raylet_start_wait_time_s."""
     while time.monotonic() < deadline:
         guarded.wait(0.25)
         if log.exists() and _READY in log.read_text(encoding="utf-8", errors="replace"):
             return ""
         if guarded.status(name) is not None or guarded.is_lost:
             return _cause(log)
+        text = abort.read_text(encoding="utf-8", errors="replace") if abort.exists() else ""
+        if failed := re.search(r"Check failed: .*\n", text):
+            abort.rename(abort.with_name("raylet-aborted.err"))
+            guarded.kill(name)
+            while guarded.status(name) is None and not guarded.is_lost:
+                guarded.wait(1)
+            return failed[0].strip()
     return "no end within --timeout; look at its log"
 
 

@@ -26,13 +26,18 @@ def starts(tmp_path):
         program = tmp_path / "python"
         program.write_text(
             f"#!{sys.executable}\n"
-            "import os, time\nfrom pathlib import Path\n"
+            "import os, sys, time\nfrom pathlib import Path\n"
             f"counter = Path({str(tmp_path)!r}, 'count')\n"
             "number = int(counter.read_text()) if counter.exists() else 0\n"
             "counter.write_text(str(number + 1))\n"
             f"Path({str(tmp_path)!r}, 'pid').write_text(str(os.getpid()))\n"
             f"text = {texts!r}[number]\n"
             "print(text, flush=True)\n"
+            "if 'Check failed' in text:\n"
+            "    logs = Path(sys.argv[sys.argv.index('--temp-dir') + 1], 'session_latest/logs')\n"
+            "    logs.mkdir(parents=True, exist_ok=True)\n"
+            "    (logs / 'raylet.err').write_text(text)\n"
+            "    time.sleep(600)\n"
             "time.sleep(600 if 'started' in text else 0)\nraise SystemExit(1)\n"
         )
         program.chmod(0o755)
@@ -47,17 +52,20 @@ ENDED = (
 )
 
 
-def test_a_slow_node_is_started_once_more(starts, tmp_path):
+ABORT = "[raylet] Check failed: status.has_value() Timed out waiting for file /tmp/x/dashboard_agent_listen_port\n"
+
+
+def test_a_slow_node_is_started_again(starts, tmp_path):
     with Guarded() as processes:
-        variables = starts(processes, SLOW, READY)
+        variables = starts(processes, SLOW, ABORT, READY)
         assert lost_part(processes, tmp_path) == ""
         assert Path(variables["TMPDIR"]).is_dir()
         assert variables["RAY_ADDRESS"].startswith(f"{node_address(0)}:")
     assert not Path(variables["TMPDIR"]).exists(), "with the temporary files of all processes"
-    assert (tmp_path / "count").read_text() == "2"
+    assert (tmp_path / "count").read_text() == "3"
 
 
-@pytest.mark.parametrize("texts", [(SLOW, SLOW), ("no such flag",)])
+@pytest.mark.parametrize("texts", [(SLOW, SLOW, SLOW), ("no such flag",)])
 def test_a_node_that_does_not_start(starts, tmp_path, texts):
     with Guarded() as processes, pytest.raises(ConfigError, match=f"did not start: {texts[0][:20]}.*ray-node0.txt"):
         starts(processes, *texts)
