@@ -286,8 +286,13 @@ def _causes(counts: Mapping[str, Any]) -> str:
 
 
 def _bad_ledger(values: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iterator[str]:
-    ledger = values["ledger"]
-    if not ledger or not ledger["sampled"]:
+    ledger, episodes = values["ledger"], values["episodes"]
+    if not ledger:
+        return
+    if not ledger["trained"] and episodes and episodes["played"] > episodes["failed"]:
+        stops = ", ".join(f"{stop} ({count})" for stop, count in episodes["stops"].items())
+        yield f"rollout: no token of {episodes['played']} episodes is trained; they ended so: {stops or 'unknown'}"
+    if not ledger["sampled"]:
         return
     masked = sum(ledger["masked"].values())
     if ledger["sampled"] != ledger["trained"] + masked:

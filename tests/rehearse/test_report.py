@@ -126,6 +126,13 @@ def test_episodes_that_nothing_scores():
     assert found(data, random=True) == [f"rollout: {text}"]
 
 
+def test_episodes_without_a_token():
+    changes = {"sampled_tokens": 0, "trained_tokens": 0, "stops/context_full": 16}
+    problem = next(line for line in found(run(**changes), samples(mask=())) if "no token" in line)
+    assert problem.startswith("rollout: no token of 32 episodes is trained; they ended so: ")
+    assert "context_full (32)" in problem
+
+
 def test_tokens_that_nobody_counts():
     assert "a bug of agentrl" in found(run(sampled_tokens=44))[0]
     assert "changes the masks" in found(run(), samples(mask=(1, 1, 0, 0)))[0]
