@@ -111,7 +111,7 @@ def _chunks(choice: JSON) -> list[JSON]:
     message = {name: value for name, value in choice["message"].items() if name != "role"}
     if calls := message.get("tool_calls"):
         message["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls)]
-    deltas = ({"role": "assistant", "content": ""}, message, {})
+    deltas: tuple[JSON, ...] = ({"role": "assistant", "content": ""}, message, {})
     ends = (None, None, choice.get("finish_reason"))
     return [
         {"index": choice.get("index", 0), "delta": delta, "finish_reason": end}

@@ -292,7 +292,7 @@ class Sampler:
             await self.ready()
             assert self._engine is not None
             talk.engine = self._counted()
-            talk.speaker = talk.engine if isinstance(talk.engine, _CountingSpeaker) else None
+            talk.speaker = message_engine(talk.engine)
             self._start(node, talk)
             try:
                 sampled = await talk.sample(wishes)
@@ -351,7 +351,7 @@ class Sampler:
         scratch = Trajectory(session_id=self._affinity(prompt), tools=prompt.head.tools)
         scratch.segments = [node.turn]
         engine = self._counted()
-        read = [*prompt.history(), *prompt.messages] if isinstance(engine, _CountingSpeaker) else ()
+        read = [*prompt.history(), *prompt.messages] if message_engine(engine) else ()
         scratch.append_prompt(prompt.whole(), read)
         return Conversation(
             engine,
