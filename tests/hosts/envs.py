@@ -1,0 +1,109 @@
+"""Envs that the doors are tested with, and the turns that a host's policy takes in them."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+from agentrl import Env, InfraError, Task, ToolError, tool
+from agentrl.testing import call
+
+PLACES = ["city", "town", "school", "sea", "river", "mountain", "north", "south", "east", "west"]
+WEATHER = ["sunny", "rainy", "windy", "foggy"]
+LONG = "It may rain and it may not. " * 8
+
+
+class Weather(Env):
+    """Answer a question about the weather. Only the tool knows it."""
+
+    open = 0
+    """How many Envs were reset and not yet closed."""
+
+    @classmethod
+    def tasks(cls, config, split):
+        questions = [(place, weather) for weather in WEATHER for place in PLACES]
+        for number, (place, weather) in enumerate(questions):
+            if (number % 3 == 0) == (split == "eval"):
+                yield Task(prompt=f"Weather in the {place}?", label=weather, metadata={"place": place})
+
+    def reset(self, task):
+        type(self).open += 1
+        self.entered = True
+        return task.prompt
+
+    @tool
+    async def lookup(self, place: str) -> str:
+        """Current weather of a place."""
+        if place != self.task.metadata["place"]:
+            raise ToolError(f"No report of {place}.")
+        return f"It is {self.task.label} there."
+
+    def score(self, trajectory):
+        return float(trajectory.answer == self.task.label)
+
+    def close(self):
+        type(self).open -= getattr(self, "entered", False)
+
+
+class TwoTools(Weather):
+    """The weather is known only for the number of a place."""
+
+    @tool
+    async def number(self, place: str) -> int:
+        """The number of a place."""
+        return PLACES.index(place)
+
+    @tool
+    async def by_number(self, number: int) -> str:
+        """The weather at a place, by its number."""
+        return str(self.task.label)
+
+
+class Breaks(Weather):
+    """The station is down on every third question, after the first turn."""
+
+    @tool
+    async def lookup(self, place: str) -> str:
+        """Current weather of a place."""
+        if Random(self.task.seed).random() < 1 / 3:
+            raise InfraError("the weather station is down")
+        return f"It is {self.task.label} there."
+
+
+class BreaksAtReset(Weather):
+    def reset(self, task):
+        super().reset(task)
+        raise InfraError("no station")
+
+
+class Buggy(Weather):
+    def score(self, trajectory):
+        raise KeyError("label")
+
+
+class Slow(Weather):
+    """The tool never answers."""
+
+    asked: asyncio.Event
+
+    @tool
+    async def lookup(self, place: str) -> str:
+        """Current weather of a place."""
+        self.asked.set()
+        await asyncio.Event().wait()
+        return ""
+
+
+def turns(task: Task, rng: Random) -> list:
+    """What a policy says in an episode of any of these Envs: right and wrong calls, and answers of many kinds."""
+    place, label = task.metadata["place"], task.label
+    calls = [
+        call("lookup", place=place),
+        call("lookup", place="moon"),
+        call("lookup", town=place),
+        call("weather", place=place),
+        call("number", place=place),
+        call("by_number", number=3),
+        '<tool_call>\n{"name": "lookup", "arguments": \n</tool_call>',
+    ]
+    return [*rng.choices(calls, k=rng.randrange(4)), rng.choice([label, "sunny", LONG, ""])]
