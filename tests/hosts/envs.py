@@ -24,7 +24,8 @@ class Weather(Env):
         questions = [(place, weather) for weather in WEATHER for place in PLACES]
         for number, (place, weather) in enumerate(questions):
             if (number % 3 == 0) == (split == "eval"):
-                yield Task(prompt=f"Weather in the {place}?", label=weather, metadata={"place": place})
+                metadata = {"place": place}
+                yield Task(prompt=f"Weather in the {place}?", label=weather, metadata=metadata, seed=number + 1)
 
     def reset(self, task):
         type(self).open += 1
