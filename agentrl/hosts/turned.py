@@ -45,6 +45,7 @@ from agentrl.types import FinishReason, Generation, Message, SamplingParams, Sto
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +213,11 @@ class OpenedEnv:
     """An Env class whose shared objects are open, on one event loop."""
 
     factory: EnvFactory
-    running: set[asyncio.Task[Trajectory]]
+    running: set[asyncio.Task[Any]]
 
-    def start(self, episode: Coroutine[Any, Any, Trajectory]) -> asyncio.Task[Trajectory]:
-        """Start an episode that ends with the event loop, at the latest."""
-        task = asyncio.create_task(episode)
+    def start(self, episodes: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start episodes that end with the event loop, at the latest."""
+        task = asyncio.create_task(episodes)
         self.running.add(task)
         task.add_done_callback(self.running.discard)
         return task
@@ -338,7 +339,7 @@ def _open(factory: EnvFactory) -> AbstractAsyncContextManager[OpenedEnv]:
     return opened()
 
 
-async def _ended(tasks: Collection[asyncio.Task[Trajectory]]) -> None:
+async def _ended(tasks: Collection[asyncio.Task[Any]]) -> None:
     """Wait for the end of cancelled episodes, even while being cancelled. Errors of the episodes are dropped."""
     cancelled = None
     while any(not task.done() for task in tasks):

@@ -61,12 +61,12 @@ class TwoTools(Weather):
 
 
 class Breaks(Weather):
-    """The station is down on every third question, after the first turn."""
+    """The station is down for every other question."""
 
     @tool
     async def lookup(self, place: str) -> str:
         """Current weather of a place."""
-        if Random(self.task.seed).random() < 1 / 3:
+        if self.task.seed % 2:
             raise InfraError("the weather station is down")
         return f"It is {self.task.label} there."
 
@@ -108,3 +108,8 @@ def turns(task: Task, rng: Random) -> list:
         '<tool_call>\n{"name": "lookup", "arguments": \n</tool_call>',
     ]
     return [*rng.choices(calls, k=rng.randrange(4)), rng.choice([label, "sunny", LONG, ""])]
+
+
+def odd(trajectory) -> float:
+    """A reward that random weights get half of the time."""
+    return float(sum(trajectory.tokens) % 2)

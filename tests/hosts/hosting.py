@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from random import Random
 
 from agentrl import EpisodeOptions, run_episode
 from agentrl.engine import ScriptedEngine
 from agentrl.hosts.equality import HostEpisode, HostRow, HostTurn
+from agentrl.testing import call
+from tests.hosts.envs import LONG, WEATHER
 
 
 class RecordedEngine(ScriptedEngine):
@@ -20,6 +24,37 @@ class RecordedEngine(ScriptedEngine):
         said = await super().generate(input_ids, sampling_params, **request)
         self.turns.append(HostTurn([*input_ids], said.tokens, said.log_probs, said.finish_reason))
         return said
+
+
+class Policy(ScriptedEngine):
+    """A policy for the Envs of these tests: right and wrong calls, answers of many kinds. What it says depends on the
+    text so far and on a seed alone."""
+
+    def __init__(self, renderer) -> None:
+        super().__init__([], renderer)
+
+    async def generate(self, input_ids, sampling_params, *, session_id="", rid="", images=()):
+        rng = Random(f"{sampling_params.get('sampling_seed')} {len(input_ids)}")
+        once = ScriptedEngine([said(self._renderer.decode(input_ids), rng)], self._renderer)
+        return await once.generate(input_ids, sampling_params)
+
+
+def said(text: str, rng: Random):
+    """The next turn of a policy that has read `text`."""
+    place = re.findall(r"Weather in the (\w+)\?", text)[-1]
+    read = re.findall(r"It is (\w+) there", text)
+    if rng.random() < (0.8 if read else 0.2):
+        return rng.choice([*read[-1:] * 4, rng.choice(WEATHER), LONG, ""])
+    calls = [
+        *[call("lookup", place=place)] * 6,
+        call("lookup", place="moon"),
+        call("lookup", town=place),
+        call("weather", place=place),
+        call("number", place=place),
+        call("by_number", number=3),
+        '<tool_call>\n{"name": "lookup", "arguments": \n</tool_call>',
+    ]
+    return rng.choice(calls)
 
 
 async def played(env, task, script: Sequence, renderer, options: EpisodeOptions) -> HostEpisode:

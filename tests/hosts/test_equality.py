@@ -77,7 +77,7 @@ async def test_a_shift_by_one_token_is_noticed(renderer):
 
 
 async def test_a_failed_episode_that_is_rewarded_or_trained(renderer):
-    task = next(task for task in Breaks.tasks(None, "train") if Random(task.seed).random() < 1 / 3)
+    task = next(task for task in Breaks.tasks(None, "train") if task.seed % 2)
     script = [call("lookup", place=task.metadata["place"]), task.label]
     host = await played(Breaks(), task, script, renderer, OPTIONS)
     (row,) = host.rows

@@ -1,0 +1,190 @@
+"""The door to TRL, proved in TRL's own GRPOTrainer: what its batch holds is what agentrl's episodes are."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+
+import pytest
+
+from agentrl import ConfigError, EpisodeOptions, Limits
+from agentrl.engine.base import EngineWrapper
+from agentrl.hosts.equality import HostEpisode, HostRow, HostTurn, differences
+from agentrl.hosts.trl import VERSION, TRLRollouts
+from agentrl.models import load_model, load_tokenizer
+from agentrl.rollout.play.episodes import BugError
+from tests.hosts.conftest import need
+from tests.hosts.envs import Breaks, BreaksAtReset, Buggy, TwoTools, Weather, odd
+from tests.hosts.hosting import Policy
+
+trl = need("trl")
+
+LENGTH, GROUP = 160, 4
+LIMITS = {"turns": 6, "max_tokens_per_turn": 40}
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore"),  # of TRL, accelerate and datasets
+]
+
+
+def test_the_version():
+    assert trl.__version__ == VERSION, "the door is written for another version: read TRL's source again"
+
+
+class Recorded(TRLRollouts):
+    """Keeps the turns that the engine sampled, by the name of the episode. `policy` replaces the engine."""
+
+    def __init__(self, *args, policy=None, **settings) -> None:
+        super().__init__(*args, **settings)
+        self.sessions: dict[str, list[HostTurn]] = {}
+        self.policy = policy
+
+    @contextmanager
+    def _serving(self, trainer):
+        with nullcontext(self.policy) if self.policy else super()._serving(trainer) as engine:
+            yield Keeping(engine, self.sessions)
+
+    def turns(self, row):
+        """The turns of a row's last attempt."""
+        name = f"trl-0-{self._calls:06d}-{row // GROUP:04d}-{row % GROUP:03d}"
+        return self.sessions.get(f"{name}-again") or self.sessions.get(name, [])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Keeping(EngineWrapper):
+    sessions: dict[str, list[HostTurn]]
+
+    async def generate(self, input_ids, sampling_params, **request):
+        said = await self.engine.generate(input_ids, sampling_params, **request)
+        turn = HostTurn([*input_ids], [*said.tokens], [*said.log_probs], said.finish_reason)
+        self.sessions.setdefault(request["session_id"], []).append(turn)
+        return said
+
+
+class Watched(trl.GRPOTrainer):
+    """Keeps the episodes that TRL trains on: the tensors of its batch, without the padding."""
+
+    def _generate_and_score_completions(self, inputs):
+        self._logs["rewards"].clear()
+        batch = super()._generate_and_score_completions(inputs)
+        (rewards,) = self._logs["rewards"].values()
+        self.batch, self.hosted = batch, []
+        self.batches = [*getattr(self, "batches", ()), batch]
+        for index, (row, reward) in enumerate(zip(inputs, rewards, strict=True)):
+            prompt = batch["prompt_ids"][index][batch["prompt_mask"][index].bool()].tolist()
+            kept = batch["completion_mask"][index].bool()
+            completion, mask, log_probs = (
+                batch[name][index][kept].tolist()
+                for name in ("completion_ids", "tool_mask", "sampling_per_token_logps")
+            )
+            before = [0] * len(prompt)
+            sequence = HostRow(prompt + completion, before + mask, before + log_probs)
+            task, turns = self.rollout_func.by_id[row["prompt"]], self.rollout_func.turns(index)
+            self.hosted.append(HostEpisode(task, turns, [sequence], None if math.isnan(reward) else reward))
+        return batch
+
+
+def trainer(rollouts, folder, model=None, **settings):
+    arguments = {
+        "per_device_train_batch_size": 16,
+        "per_device_eval_batch_size": 16,
+        "num_generations": GROUP,
+        "max_completion_length": LENGTH,
+        "max_steps": 1,
+        **settings,
+    }
+    fixed = {"use_cpu": True, "report_to": "none", "save_strategy": "no", "disable_tqdm": True, "bf16": False}
+    return Watched(
+        load_model("tiny") if model is None else model,
+        reward_funcs=rollouts.reward,
+        args=trl.GRPOConfig(output_dir=str(folder), **fixed, **arguments),
+        train_dataset=rollouts.dataset(),
+        eval_dataset=rollouts.dataset("eval"),
+        processing_class=load_tokenizer("tiny"),
+        rollout_func=rollouts,
+    )
+
+
+async def all_differences(host, cls, renderer, reward=None, **limits):
+    options = EpisodeOptions(limits=Limits(**{"tokens": LENGTH, **LIMITS, **limits}))
+    return [
+        f"{index}: {difference}"
+        for index, episode in enumerate(host.hosted)
+        for difference in await differences(episode, cls(), renderer, options=options, reward=reward)
+    ]
+
+
+@pytest.mark.parametrize("cls", [Weather, TwoTools, Breaks])
+async def test_each_row_is_the_episode(cls, renderer, tmp_path):
+    """Right and wrong calls, a world that breaks, answers that are too long."""
+    rollouts = Recorded(cls, limits=LIMITS, policy=Policy(renderer))
+    host = trainer(rollouts, tmp_path)
+    host.train()
+    assert await all_differences(host, cls, renderer) == []
+    rewards = [episode.reward for episode in host.hosted]
+    lengths = {len(episode.turns) for episode in host.hosted}
+    assert len(lengths) > 2
+    assert 0 < sum(filter(None, rewards)) < len(rewards)
+    assert (None in rewards) is (cls is Breaks)
+    assert host.batch["advantages"].tolist() == pytest.approx([*advantages(rewards)], abs=1e-4)
+    (failed,) = (line["agentrl/failed"] for line in host.state.log_history if "agentrl/failed" in line)
+    assert failed == pytest.approx(rewards.count(None) / len(rewards))
+
+
+async def test_a_batch_whose_episodes_all_failed_trains_nothing(renderer, tmp_path):
+    host = trainer(Recorded(BreaksAtReset, policy=Policy(renderer)), tmp_path, max_steps=2)
+    before = host.model.lm_head.weight.detach().clone()
+    host.train()
+    assert {episode.reward for episode in host.hosted} == {None}
+    assert await all_differences(host, BreaksAtReset, renderer) == []
+    assert before.equal(host.model.lm_head.weight)
+
+
+def advantages(rewards):
+    """Each group's rewards without the mean of the group, in units of its spread; failures are left out, and get 0."""
+    for start in range(0, len(rewards), GROUP):
+        group = rewards[start : start + GROUP]
+        valid = [reward for reward in group if reward is not None]
+        spread = statistics.stdev(valid) if len(valid) > 1 else 0.0
+        yield from (0.0 if reward is None else (reward - statistics.mean(valid)) / (spread + 1e-4) for reward in group)
+
+
+async def test_the_engine_samples_from_the_weights_of_each_step(renderer, tmp_path):
+    """LocalEngine on the trainer's own module: TRL's own forward pass gives the log-probs of sampling again, also after
+    an update. The model is then in train mode again, and evaluation samples, too."""
+    rollouts = Recorded(Weather, limits={**LIMITS, "max_tokens_per_turn": 10}, reward="tests.hosts.envs:odd")
+    host = trainer(rollouts, tmp_path, max_steps=4, num_iterations=2, learning_rate=0.05, lr_scheduler_type="constant")
+    before = host.model.lm_head.weight.detach().clone()
+    host.train()
+    assert host.model.training
+    assert not before.equal(host.model.lm_head.weight)
+    assert len(host.batches) == 2
+    for batch in host.batches:
+        trained = batch["tool_mask"].bool() & batch["completion_mask"].bool()
+        difference = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"])[trained].abs()
+        assert trained.sum() > 16
+        assert difference.max() < 1e-4
+    assert await all_differences(host, Weather, renderer, odd, max_tokens_per_turn=10) == []
+    host.evaluate()
+    assert {episode.task.split for episode in host.hosted} == {"eval"}
+    assert await all_differences(host, Weather, renderer, odd, max_tokens_per_turn=10) == []
+
+
+async def test_what_cannot_work_is_said_at_once(renderer, tmp_path):
+    with pytest.raises(ConfigError, match='leave out thinking="strip"'):
+        TRLRollouts(Weather, thinking="strip")
+    with pytest.raises(ConfigError, match="the same object as rollout_func"):
+        TRLRollouts.reward(["sunny"])
+    rollouts = Recorded(Buggy, limits=LIMITS, policy=Policy(renderer))
+    host = trainer(rollouts, tmp_path)
+    with pytest.raises(ConfigError, match="is no id of a task"):
+        rollouts(["Weather in the city?"], host)
+    with pytest.raises(BugError, match="KeyError"):
+        host.train()
+    host.args.min_p = 0.5
+    with pytest.raises(ConfigError, match="leave out repetition_penalty, min_p"):
+        rollouts(["train-1"], host)
+    assert Buggy.open == 0
