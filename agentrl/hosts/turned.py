@@ -32,14 +32,14 @@ from agentrl.engine.base import AsyncClosing, Engine
 from agentrl.env.env import Env
 from agentrl.env.factory import EnvFactory, load_env
 from agentrl.episode.host_config import TemplateConfig
-from agentrl.episode.options import EpisodeOptions
+from agentrl.episode.options import EpisodeHooks
 from agentrl.episode.run import run_episode
 from agentrl.episode.shared import loop_resources
 from agentrl.errors import ConfigError
 from agentrl.image import Image
 from agentrl.render.base import Renderer
 from agentrl.rollout.data.tasks import tasks_of
-from agentrl.rollout.play.episodes import raise_bug
+from agentrl.rollout.play.episodes import Rollout, raise_bug
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import FinishReason, Generation, Message, SamplingParams, StopReason, Task, ToolSpec
 
@@ -138,8 +138,12 @@ class AskingSpeaker:
 class TurnedEpisode(Generic[Request, Reply]):
     """An episode whose turns the host samples. `request` returns the first request, `reply` the next one."""
 
-    def __init__(self, questions: Questions[Request, Reply], playing: asyncio.Task[Trajectory]) -> None:
+    def __init__(
+        self, questions: Questions[Request, Reply], playing: asyncio.Task[Trajectory], masks: Sequence[bool] = ()
+    ) -> None:
         self._questions, self._playing = questions, playing
+        self.masks = masks
+        """For each turn so far, whether none of its tokens is trained, for example after an unreadable call."""
         # A host that raises drops the episode without a call of `close`.
         weakref.finalize(self, _cancel, playing).atexit = False
 
@@ -291,23 +295,24 @@ class HostedEnv:
         params: SamplingParams | None,
         session_id: str,
     ) -> TurnedEpisode[Request, Reply]:
-        opened, options = await self.opened(), self.config.options(params)
-        episode = _play(opened.factory, task, engine, renderer, options, self.config, session_id or uuid4().hex)
-        return TurnedEpisode(questions, opened.start(episode))
+        opened, masks = await self.opened(), list[bool]()
+        rollout = Rollout(
+            envs=opened.factory,
+            engine=engine,
+            renderer=renderer,
+            options=self.config.options(params),
+            reward=self.config.reward_function(),
+        )
+        hooks = EpisodeHooks(on_turn=lambda trajectory: masks.append(_is_masked(trajectory)))
+        episode = _play(rollout, task, session_id or uuid4().hex, hooks)
+        return TurnedEpisode(questions, opened.start(episode), masks)
 
 
-async def _play(
-    factory: EnvFactory,
-    task: Task,
-    engine: Engine,
-    renderer: Renderer,
-    options: EpisodeOptions,
-    config: DoorConfig,
-    session_id: str,
-) -> Trajectory:
+async def _play(rollout: Rollout, task: Task, session_id: str, hooks: EpisodeHooks) -> Trajectory:
+    """Play an episode once, without `rollout.failures`: the host decides what a failed episode leads to."""
     try:
         with at_boundary("reset"):
-            env = factory.make()
+            env = rollout.envs.make()
     except FailedError as failed:
         trajectory = Trajectory(task, session_id=session_id)
         trajectory.stop, trajectory.failure = StopReason.FAILED, failed.failure
@@ -315,12 +320,20 @@ async def _play(
     return await run_episode(
         env,
         task,
-        engine=engine,
-        renderer=renderer,
-        options=options,
-        reward=config.reward_function(),
+        engine=rollout.engine,
+        renderer=rollout.renderer,
+        options=rollout.options,
+        reward=rollout.reward,
         session_id=session_id,
+        hooks=hooks,
     )
+
+
+def _is_masked(trajectory: Trajectory) -> bool:
+    """Whether no token of the latest turn is trained."""
+    segment = next(segment for segment in reversed(trajectory.segments) if segment.turns)
+    latest = len(segment.turns) - 1
+    return not any(span.trained for span in segment.spans if span.turn == latest)
 
 
 def _open(factory: EnvFactory) -> AbstractAsyncContextManager[OpenedEnv]:
