@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from random import Random
 
-from agentrl import Env, InfraError, Task, ToolError, tool
+from agentrl import BadCallPolicy, Env, InfraError, Task, ToolError, tool
 from agentrl.testing import call
 
 PLACES = ["city", "town", "school", "sea", "river", "mountain", "north", "south", "east", "west"]
@@ -44,6 +44,12 @@ class Weather(Env):
 
     def close(self):
         type(self).open -= getattr(self, "entered", False)
+
+
+class Masks(Weather):
+    """No turn with an unreadable call is trained."""
+
+    bad_calls = BadCallPolicy(mask=True)
 
 
 class TwoTools(Weather):

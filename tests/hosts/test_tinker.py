@@ -13,7 +13,7 @@ from agentrl.hosts.equality import HostEpisode, HostRow, HostTurn, differences
 from agentrl.hosts.tinker import VERSION, TinkerRollouts
 from agentrl.rollout.play.episodes import BugError
 from tests.hosts.conftest import need
-from tests.hosts.envs import Breaks, BreaksAtReset, Buggy, Slow, TwoTools, Weather
+from tests.hosts.envs import Breaks, BreaksAtReset, Buggy, Masks, Slow, TwoTools, Weather
 from tests.hosts.hosting import Policy
 
 need("tinker")
@@ -84,7 +84,7 @@ async def hosted(source, renderer, seeds=range(16)):
         yield HostEpisode(builder.task, policy.turns, [*rows(trajectory)] if policy.turns else [], reward)
 
 
-@pytest.mark.parametrize("cls", [Weather, TwoTools, Breaks, BreaksAtReset])
+@pytest.mark.parametrize("cls", [Weather, Masks, TwoTools, Breaks, BreaksAtReset])
 @pytest.mark.parametrize("limits", [{}, {"tokens": 100}, {"context": 260}], ids=str)
 async def test_each_episode_of_the_cookbook_is_agentrls(cls, limits, renderer):
     """Right and wrong calls, a world that breaks, answers that are too long; also at the ends of the budgets."""
@@ -127,12 +127,12 @@ async def test_a_turn_that_agentrl_masks_is_masked_by_the_cookbook(renderer):
             said = ['<tool_call>\n{"name": "lookup", "arguments": \n</tool_call>', "sunny"][len(self.turns)]
             return await ScriptedEngine([said], renderer).generate(ids, params)
 
-    policy, builder = Calling(renderer), rollouts(Weather).dataset("train").builders[0]
+    policy, builder = Calling(renderer), rollouts(Masks).dataset("train").builders[0]
     trajectory = await do_single_rollout(policy, (await builder.make_envs())[0])
     assert [t.metrics.get("parse_error_masked") for t in trajectory.transitions] == [1.0, None]
     reward = sum(transition.reward for transition in trajectory.transitions)
     episode = HostEpisode(builder.task, policy.turns, [*rows(trajectory)], reward)
-    assert await all_differences([episode], Weather, renderer) == []
+    assert await all_differences([episode], Masks, renderer) == []
 
 
 async def test_a_cancelled_loop_leaves_no_env_open(renderer):

@@ -16,7 +16,7 @@ from agentrl.hosts.trl import VERSION, TRLRollouts
 from agentrl.models import load_model, load_tokenizer
 from agentrl.rollout.play.episodes import BugError
 from tests.hosts.conftest import need
-from tests.hosts.envs import Breaks, BreaksAtReset, Buggy, TwoTools, Weather, odd
+from tests.hosts.envs import Breaks, BreaksAtReset, Buggy, Masks, TwoTools, Weather, odd
 from tests.hosts.hosting import Policy
 
 trl = need("trl")
@@ -117,7 +117,7 @@ async def all_differences(host, cls, renderer, reward=None, **limits):
     ]
 
 
-@pytest.mark.parametrize("cls", [Weather, TwoTools, Breaks])
+@pytest.mark.parametrize("cls", [Weather, Masks, TwoTools, Breaks])
 async def test_each_row_is_the_episode(cls, renderer, tmp_path):
     """Right and wrong calls, a world that breaks, answers that are too long."""
     rollouts = Recorded(cls, limits=LIMITS, policy=Policy(renderer))
@@ -130,8 +130,18 @@ async def test_each_row_is_the_episode(cls, renderer, tmp_path):
     assert 0 < sum(filter(None, rewards)) < len(rewards)
     assert (None in rewards) is (cls is Breaks)
     assert host.batch["advantages"].tolist() == pytest.approx([*advantages(rewards)], abs=1e-4)
+    masked = [token for episode in host.hosted for token in untrained(episode)]
+    assert bool(masked) is (cls in (Masks, Breaks))
     (failed,) = (line["agentrl/failed"] for line in host.state.log_history if "agentrl/failed" in line)
     assert failed == pytest.approx(rewards.count(None) / len(rewards))
+
+
+def untrained(episode):
+    """The sampled tokens that are not trained."""
+    (row,) = episode.rows
+    for turn in episode.turns:
+        places = range(len(turn.input_ids), len(turn.input_ids) + len(turn.tokens))
+        yield from (row.tokens[place] for place in places if not row.loss_mask[place])
 
 
 async def test_a_batch_whose_episodes_all_failed_trains_nothing(renderer, tmp_path):
