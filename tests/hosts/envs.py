@@ -119,3 +119,10 @@ def turns(task: Task, rng: Random) -> list:
 def odd(trajectory) -> float:
     """A reward that random weights get half of the time."""
     return float(sum(trajectory.tokens) % 2)
+
+
+class Duel(Weather):
+    seats = ("asks", "answers")
+
+    def observe(self, seat):
+        return "Your turn."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
 from importlib.metadata import version
 
@@ -10,6 +11,7 @@ import pytest
 
 from agentrl import ConfigError, Env, EpisodeOptions, InfraError, Limits, StepResult, TurnOptions
 from agentrl.hosts.equality import HostEpisode, HostRow, HostTurn, differences
+from agentrl.hosts.export import script
 from agentrl.hosts.tinker import VERSION, TinkerRollouts
 from agentrl.rollout.play.episodes import BugError
 from tests.hosts.conftest import need
@@ -173,3 +175,24 @@ async def test_what_cannot_work_is_said_at_once(renderer):
         builder.hosted = rollouts(cls)
         with pytest.raises(error, match=words):
             await do_group_rollout(builder, Completer(renderer))
+
+
+async def test_the_exported_script_reaches_the_cookbooks_training(monkeypatch):
+    """The service itself is not called: `train.main` gets the configuration, which the cookbook writes to its log."""
+    from tinker_cookbook.rl import train
+    from tinker_cookbook.utils.ml_log import dump_config
+
+    seen = []
+
+    async def main(config):
+        seen.append(config)
+
+    monkeypatch.setattr(train, "main", main)
+    text = script("tests.hosts.envs:Weather", "tinker", model="tiny", file="f", settings={})
+    await asyncio.to_thread(exec, text, {"__name__": "__main__"})
+    dumped = json.loads(json.dumps(dump_config(seen[0]), default=str))
+    assert dumped["dataset_builder"]["batch_size"] == 16
+    dataset, _ = await seen[0].dataset_builder()
+    (builder, *_) = dataset.get_batch(0)
+    group = await do_group_rollout(builder, Completer(await builder.hosted.renderer()))
+    assert len(group.trajectories_G) == 8

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
+import subprocess
+import sys
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -12,12 +15,14 @@ import pytest
 from agentrl import ConfigError, EpisodeOptions, Limits
 from agentrl.engine.base import EngineWrapper
 from agentrl.hosts.equality import HostEpisode, HostRow, HostTurn, differences
+from agentrl.hosts.export import script
 from agentrl.hosts.trl import VERSION, TRLRollouts
 from agentrl.models import load_model, load_tokenizer
 from agentrl.rollout.play.episodes import BugError
 from tests.hosts.conftest import need
 from tests.hosts.envs import Breaks, BreaksAtReset, Buggy, Masks, TwoTools, Weather, odd
 from tests.hosts.hosting import Policy
+from tests.house import ROOT
 
 trl = need("trl")
 
@@ -198,3 +203,20 @@ async def test_what_cannot_work_is_said_at_once(renderer, tmp_path):
     with pytest.raises(ConfigError, match="leave out repetition_penalty, min_p"):
         rollouts(["train-1"], host)
     assert Buggy.open == 0
+
+
+@pytest.mark.thorough
+def test_the_exported_script_trains(tmp_path):
+    """As a user runs it, but for the number of steps and the CPU."""
+    for part in (load_model("tiny"), load_tokenizer("tiny")):
+        part.save_pretrained(tmp_path / "model")
+    text = script("tests.hosts.envs:Weather", "trl", model=str(tmp_path / "model"), file="f", settings={})
+    text = text.replace("max_steps=100", 'max_steps=2, use_cpu=True, bf16=False, report_to="none"')
+    text = text.replace("max_completion_length=1024", "max_completion_length=64")
+    (tmp_path / "train_trl.py").write_text(text)
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "train_trl.py"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    assert (tmp_path / "runs" / "trl" / "model.safetensors").exists()
