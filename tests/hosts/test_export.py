@@ -54,7 +54,7 @@ def test_wrong_input_is_refused_in_one_line(run, tmp_path):
         assert done.output.startswith(message)
         assert done.output.count("\n") == 1
     assert run(ENV, "--to", "nobody").exit_code == 2
-    with pytest.raises(ConfigError, match="there is no door to tlr; the doors are"):
+    with pytest.raises(ConfigError, match="there is no door to tlr; did you mean trl"):
         script(ENV, "tlr", model="m", file="f", settings={})
     with pytest.raises(ConfigError, match="Duel has seats"):
         script("tests.hosts.envs:Duel", "trl", model="m", file="f", settings={})
