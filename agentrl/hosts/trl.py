@@ -84,7 +84,7 @@ class TRLRollouts(HostedEnv):
         self._calls += 1
         size = trainer.num_generations if trainer.model.training else trainer.num_generations_eval
         with _evaluating(trainer.model), self._serving(trainer) as engine:
-            trajectories = self._thread.run_here(self._play(tasks, size, trainer, engine))
+            trajectories = self._thread.run_here(self._play_all(tasks, size, trainer, engine))
         end = trainer.processing_class.eos_token_id
         rows = [_row(trajectory, end) for trajectory in trajectories]
         return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
@@ -94,12 +94,12 @@ class TRLRollouts(HostedEnv):
             raise ConfigError(f"the prompt {prompt!r:.80} is no id of a task: take dataset() as the data set")
         return self.by_id[prompt]
 
-    async def _play(self, tasks: Sequence[Task], size: int, trainer: Any, engine: Engine) -> list[Trajectory]:
+    async def _play_all(self, tasks: Sequence[Task], size: int, trainer: Any, engine: Engine) -> list[Trajectory]:
         opened, params = await self.opened(), _sampling_params(trainer)
         rollout = Rollout(
             envs=opened.factory,
             engine=engine,
-            renderer=await self._renderer(trainer),
+            renderer=await self._renderer_of(trainer),
             options=self.config.options(params, tokens=trainer.max_completion_length),
             reward=self.config.reward_function(),
             concurrency=self._max_batch,
@@ -110,7 +110,7 @@ class TRLRollouts(HostedEnv):
         played = await opened.start(groups)
         return [trajectory for group in played for trajectory in group]
 
-    async def _renderer(self, trainer: Any) -> Renderer:
+    async def _renderer_of(self, trainer: Any) -> Renderer:
         if self.config.model is not None:
             return await self.renderer()
         from agentrl.render import load_renderer

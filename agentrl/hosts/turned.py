@@ -27,6 +27,7 @@ from typing import Any, Generic, Literal, Self, TypeVar
 from uuid import uuid4
 
 from agentrl._util.boundary import FailedError, at_boundary
+from agentrl.chat.client import Speaker
 from agentrl.chat.engine import ChatEngine
 from agentrl.engine.base import AsyncClosing, Engine
 from agentrl.env.env import Env
@@ -179,6 +180,10 @@ class TurnedEpisode(Generic[Request, Reply]):
         self._questions.reply(reply)
         return await self.request()
 
+    def cancel(self) -> None:
+        """End the episode without a wait, from any thread."""
+        _cancel(self._playing)
+
     async def close(self) -> None:
         """End the episode, and wait until its Env is closed. Safe to call twice."""
         self._playing.cancel()
@@ -263,12 +268,22 @@ class HostedEnv:
         key = ("hosted", self.env, json.dumps(self.config.env_config, sort_keys=True, default=str))
         return await loop_resources().entered(key, lambda: _open(self.factory()))
 
-    async def renderer(self) -> Renderer:
-        """The renderer of the configured `model`. Raises ConfigError."""
-        if self.config.model is None:
+    async def renderer(self, default: str | None = None) -> Renderer:
+        """The renderer of the configured `model`, or of the model `default`. Raises ConfigError."""
+        model = self.config.model or default
+        if model is None:
             raise ConfigError('the door needs the model\'s tokenizer: pass model="FOLDER or NAME"')
-        kwargs = self.config.chat_template_kwargs or {}
-        return await loop_resources().renderer(self.config.model, self.config.template_text(), kwargs)
+        return await loop_resources().renderer(
+            model, self.config.template_text(), self.config.chat_template_kwargs or {}
+        )
+
+    async def play_in_messages(self, task: Task, speaker: Speaker, *, session_id: str = "") -> Trajectory:
+        """Play a whole episode with a speaker as the model. The tokens of the trajectory are those of `model`, or of
+        the bundled tiny model, and no tokens of the host. Raises ConfigError, TemplateError and BugError."""
+        renderer = await self.renderer("tiny")
+        engine = ChatEngine(speaker, renderer, by={"model": "host"})
+        playing, _ = await self._play(task, engine, renderer, None, session_id)
+        return raise_bug(await playing)
 
     async def turned(
         self, task: Task, *, context_length: int, sampling_params: SamplingParams | None = None, session_id: str = ""
@@ -276,25 +291,22 @@ class HostedEnv:
         """Start an episode whose turns the host samples as tokens. Raises ConfigError and TemplateError."""
         questions = Questions[TokenRequest, Generation]()
         engine = AskingEngine(questions, context_length)
-        return await self._start(task, questions, engine, await self.renderer(), sampling_params, session_id)
+        return TurnedEpisode(
+            questions, *await self._play(task, engine, await self.renderer(), sampling_params, session_id)
+        )
 
     async def turned_in_messages(self, task: Task, *, session_id: str = "") -> TurnedEpisode[MessageRequest, Message]:
         """Start an episode whose turns the host's model writes as messages. The trajectory's tokens are those of
         `model`, or of the bundled tiny model, and are no tokens of the host. Raises ConfigError and TemplateError."""
         questions = Questions[MessageRequest, Message]()
-        renderer = await self.renderer()
+        renderer = await self.renderer("tiny")
         engine = ChatEngine(AskingSpeaker(questions), renderer, by={"model": "host"})
-        return await self._start(task, questions, engine, renderer, None, session_id)
+        return TurnedEpisode(questions, *await self._play(task, engine, renderer, None, session_id))
 
-    async def _start(
-        self,
-        task: Task,
-        questions: Questions[Request, Reply],
-        engine: Engine,
-        renderer: Renderer,
-        params: SamplingParams | None,
-        session_id: str,
-    ) -> TurnedEpisode[Request, Reply]:
+    async def _play(
+        self, task: Task, engine: Engine, renderer: Renderer, params: SamplingParams | None, session_id: str
+    ) -> tuple[asyncio.Task[Trajectory], Sequence[bool]]:
+        """Start an episode. Also returns the list that `TurnedEpisode.masks` describes."""
         opened, masks = await self.opened(), list[bool]()
         rollout = Rollout(
             envs=opened.factory,
@@ -305,7 +317,7 @@ class HostedEnv:
         )
         hooks = EpisodeHooks(on_turn=lambda trajectory: masks.append(_is_masked(trajectory)))
         episode = _play(rollout, task, session_id or uuid4().hex, hooks)
-        return TurnedEpisode(questions, opened.start(episode), masks)
+        return opened.start(episode), masks
 
 
 async def _play(rollout: Rollout, task: Task, session_id: str, hooks: EpisodeHooks) -> Trajectory:
@@ -368,7 +380,7 @@ async def _ended(tasks: Collection[asyncio.Task[Any]]) -> None:
 
 
 def _cancel(playing: asyncio.Task[Trajectory]) -> None:
-    """Cancel an episode that nobody holds any more, from any thread."""
+    """Cancel an episode from any thread."""
     loop = playing.get_loop()
     if not playing.done() and not loop.is_closed():
         loop.call_soon_threadsafe(playing.cancel)

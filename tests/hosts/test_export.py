@@ -47,7 +47,10 @@ def test_wrong_input_is_refused_in_one_line(run, tmp_path):
     for words, message in (
         (("--to", "trl"), "error: train_trl.py exists; name another file with --out"),
         (("--to", "trl", "--out", "new.py", "--set", "limts.turns=3"), "error: HostedEnv(...): unknown key limts"),
-        (("--to", "trl", "--out", "new.py", "--data", "none.jsonl"), "error: none.jsonl: no such data file; give a JSONL file"),
+        (
+            ("--to", "trl", "--out", "new.py", "--data", "none.jsonl"),
+            "error: none.jsonl: no such data file; give a JSONL file",
+        ),
     ):
         done = run(ENV, *words)
         assert done.exit_code == 2
