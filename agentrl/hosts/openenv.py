@@ -18,13 +18,14 @@ agentrl does not answer the call.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from agentrl.env.env import Env
 from agentrl.errors import ConfigError
 from agentrl.hosts.turned import HostedEnv, MessageRequest, TurnedEpisode
 from agentrl.plain import to_json_lossy
-from agentrl.types import Message, Task
+from agentrl.types import JSON, Message, Task
 
 VERSION = "0.10.0"
 
@@ -39,7 +40,7 @@ def create_app(env: str | type[Env], *, max_concurrent_envs: int = 64, **setting
     from openenv.core.env_server.types import Action, Observation, State
 
     hosted = HostedEnv(env, **settings)
-    tasks = [*hosted.by_id.values()]
+    hosted.tasks()  # an Env without tasks is refused before the server starts
 
     class AssistantMessage(Action):  # type: ignore[misc]
         content: str = ""
@@ -54,24 +55,13 @@ def create_app(env: str | type[Env], *, max_concurrent_envs: int = 64, **setting
 
         def __init__(self) -> None:
             super().__init__()
-            self._episode: TurnedEpisode[MessageRequest, Message] | None = None
-            self._known = self._turns = 0
+            self._session = MessageSession(hosted)
 
         async def reset_async(self, seed: int | None = None, episode_id: str | None = None, **words: Any) -> Any:
-            """Begin an episode. Raises ConfigError for an unknown task."""
-            self.close()
-            self._known = self._turns = 0
-            self._episode = await hosted.turned_in_messages(self._task(words.get("task_id"), seed or 0))
-            return self._observed(await self._episode.request())
+            return NewMessages(**await self._session.reset(words.get("task_id"), seed or 0))
 
         async def step_async(self, action: Any, timeout_s: float | None = None, **words: Any) -> Any:
-            """Play the Env's answer to a message. Raises RuntimeError before a reset, and after the end."""
-            if self._episode is None:
-                raise RuntimeError("the episode has not begun: reset the environment first")
-            self._turns += 1
-            calls = {"tool_calls": action.tool_calls} if action.tool_calls else {}
-            message: Message = {"role": "assistant", "content": action.content, **calls}
-            return self._observed(await self._episode.reply(message))
+            return NewMessages(**await self._session.step(action.content, action.tool_calls))
 
         def reset(self, *args: Any, **words: Any) -> Any:
             raise NotImplementedError("the environment is asynchronous: call reset_async")
@@ -81,32 +71,63 @@ def create_app(env: str | type[Env], *, max_concurrent_envs: int = 64, **setting
 
         @property
         def state(self) -> Any:
-            return State(step_count=self._turns)
+            return State(step_count=self._session.turns)
 
         def close(self) -> None:
-            """End the episode, as at the end of the client's session."""
-            if self._episode is not None:
-                self._episode.cancel()
-                self._episode = None
-
-        @staticmethod
-        def _task(task_id: str | None, seed: int) -> Task:
-            if task_id is None:
-                return tasks[seed % len(tasks)]
-            if task_id not in hosted.by_id:
-                raise ConfigError(f"there is no task {task_id!r}; the first is {tasks[0].id!r}")
-            return hosted.by_id[task_id]
-
-        def _observed(self, request: MessageRequest | None) -> Any:
-            if request is not None:
-                fresh, self._known = request.messages[self._known :], len(request.messages) + 1  # and the answer
-                return NewMessages(messages=to_json_lossy([*fresh]), tools=to_json_lossy([*request.tools]))
-            assert self._episode is not None
-            trajectory = self._episode.trajectory
-            failure = {"failure": trajectory.failure.error} if trajectory.failure else {}
-            reward = trajectory.reward if trajectory.is_valid else None
-            return NewMessages(done=True, reward=reward, metadata={"stop": str(trajectory.stop), **failure})
+            self._session.close()
 
     return create_fastapi_app(
         MessageEnvironment, AssistantMessage, NewMessages, max_concurrent_envs=max_concurrent_envs
     )
+
+
+class MessageSession:
+    """The session of a client: an episode at a time. Methods return the fields of an observation."""
+
+    def __init__(self, hosted: HostedEnv) -> None:
+        self._hosted = hosted
+        self._episode: TurnedEpisode[MessageRequest, Message] | None = None
+        self._known = 0
+        """The number of messages that the client knows."""
+        self.turns = 0
+
+    async def reset(self, task_id: str | None, seed: int) -> dict[str, JSON]:
+        """Begin an episode. Raises ConfigError for an unknown task."""
+        self.close()
+        self._known = self.turns = 0
+        self._episode = await self._hosted.turned_in_messages(self._task(task_id, seed))
+        return self._observed(self._episode, await self._episode.request())
+
+    async def step(self, content: str, tool_calls: Sequence[JSON]) -> dict[str, JSON]:
+        """Play the Env's answer to a message. Raises RuntimeError before a reset, and after the end."""
+        if self._episode is None:
+            raise RuntimeError("the episode has not begun: reset the environment first")
+        self.turns += 1
+        calls = {"tool_calls": [*tool_calls]} if tool_calls else {}
+        message: Message = {"role": "assistant", "content": content, **calls}
+        return self._observed(self._episode, await self._episode.reply(message))
+
+    def close(self) -> None:
+        """End the episode, as at the end of the client's session."""
+        if self._episode is not None:
+            self._episode.cancel()
+            self._episode = None
+
+    def _task(self, task_id: str | None, seed: int) -> Task:
+        tasks = self._hosted.by_id
+        if task_id is None:
+            return [*tasks.values()][seed % len(tasks)]
+        if task_id not in tasks:
+            raise ConfigError(f"there is no task {task_id!r}; the first is {next(iter(tasks))!r}")
+        return tasks[task_id]
+
+    def _observed(
+        self, episode: TurnedEpisode[MessageRequest, Message], request: MessageRequest | None
+    ) -> dict[str, JSON]:
+        if request is not None:
+            fresh, self._known = request.messages[self._known :], len(request.messages) + 1  # and the answer
+            return {"messages": to_json_lossy([*fresh]), "tools": to_json_lossy([*request.tools])}
+        trajectory = episode.trajectory
+        failure = {"failure": trajectory.failure.error} if trajectory.failure else {}
+        reward = trajectory.reward if trajectory.is_valid else None
+        return {"done": True, "reward": reward, "metadata": {"stop": str(trajectory.stop), **failure}}
