@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
@@ -67,10 +68,43 @@ if __name__ == "__main__":
     asyncio.run(train.main(config))
 '''
 
-SCRIPTS: Mapping[str, str] = {"trl": _TRL, "tinker": _TINKER}
-"""Host -> the script, with the fields of `script`."""
-_LIMITS: Mapping[str, Mapping[str, Any]] = {"tinker": {"context": 32768}}
-"""Host -> the limits that its door requires."""
+_VERIFIERS = '''"""{name} in verifiers: pip install verifiers=={version}, then in this folder
+
+    vf-eval {module} --env.agent.harness.id {module} --env.agent.runtime.type subprocess -m {model}
+"""
+
+from agentrl.hosts.verifiers import environment
+
+Taskset, Harness = environment({settings})
+__all__ = ["Harness", "Taskset"]
+'''
+
+_OPENENV = '''"""{name} as a server of OpenEnv: pip install openenv=={version}, then uvicorn {module}:app --port 8000"""
+
+from agentrl.hosts.openenv import create_app
+
+app = create_app({settings})
+'''
+
+
+@dataclass(frozen=True, slots=True)
+class HostScript:
+    """The script of a host."""
+
+    file: str
+    """The usual name of the file."""
+    text: str
+    """The program, with fields in braces: name, version, file, module, model and settings."""
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    """Limits that the door requires."""
+
+
+SCRIPTS: Mapping[str, HostScript] = {
+    "trl": HostScript("train_trl.py", _TRL),
+    "tinker": HostScript("train_tinker.py", _TINKER, {"context": 32768}),
+    "verifiers": HostScript("env_vf.py", _VERIFIERS),
+    "openenv": HostScript("serve_openenv.py", _OPENENV),
+}
 
 
 def script(env: str, host: str, *, model: str, file: str, settings: Mapping[str, Any]) -> str:
@@ -80,14 +114,17 @@ def script(env: str, host: str, *, model: str, file: str, settings: Mapping[str,
     """
     if host not in SCRIPTS:
         raise ConfigError(f"there is no door to {host}{did_you_mean(host, SCRIPTS, '; the doors are {}')}")
-    limits = {**_LIMITS.get(host, {}), **settings.get("limits", {})}
+    template = SCRIPTS[host]
+    limits = {**template.limits, **settings.get("limits", {})}
     settings = {**settings, "limits": limits} if limits else settings
     hosted = HostedEnv(env, **settings)
     hosted.tasks()  # also refuses an Env without tasks
     written = ", ".join([_literal(env), *(f"{key}={_literal(value)}" for key, value in settings.items())])
     version = import_module(f"agentrl.hosts.{host}").VERSION
     name = hosted.factory().cls.__name__
-    return SCRIPTS[host].format(name=name, version=version, file=file, model=_literal(model), settings=written)
+    module = file.removesuffix(".py")
+    model = _literal(model)
+    return template.text.format(name=name, version=version, file=file, module=module, model=model, settings=written)
 
 
 def _literal(value: Any) -> str:

@@ -61,7 +61,7 @@ def create_app(env: str | type[Env], *, max_concurrent_envs: int = 64, **setting
             return NewMessages(**await self._session.reset(words.get("task_id"), seed or 0))
 
         async def step_async(self, action: Any, timeout_s: float | None = None, **words: Any) -> Any:
-            return NewMessages(**await self._session.step(action.content, action.tool_calls))
+            return NewMessages(**await self._session.answer(action.content, action.tool_calls))
 
         def reset(self, *args: Any, **words: Any) -> Any:
             raise NotImplementedError("the environment is asynchronous: call reset_async")
@@ -98,7 +98,7 @@ class MessageSession:
         self._episode = await self._hosted.turned_in_messages(self._task(task_id, seed))
         return self._observed(self._episode, await self._episode.request())
 
-    async def step(self, content: str, tool_calls: Sequence[JSON]) -> dict[str, JSON]:
+    async def answer(self, content: str, tool_calls: Sequence[JSON]) -> dict[str, JSON]:
         """Play the Env's answer to a message. Raises RuntimeError before a reset, and after the end."""
         if self._episode is None:
             raise RuntimeError("the episode has not begun: reset the environment first")
