@@ -13,7 +13,7 @@ mkdir -p "$1"
 folder=$(cd "$1" && pwd)
 shift
 cd "$(dirname "$0")/.."
-[ $# -ge 1 ] || set -- trl tinker verifiers openenv
+[ $# -ge 1 ] || set -- trl tinker verifiers openenv verl
 
 project=${VENV:-.venv}/bin/python
 packages='import sysconfig; print(sysconfig.get_path("purelib"))'
@@ -31,7 +31,12 @@ for host; do
             ;;
         verifiers) needs=(verifiers==0.4.0) ;;
         openenv) needs=(openenv==0.10.0 "fastmcp<4") ;;
-        *) echo ".ci/hosts.sh: no host $host; the hosts are trl, tinker, verifiers, openenv" >&2; exit 2 ;;
+        # verl requires an older transformers, wandb and more, which its agent loops do not need.
+        verl)
+            needs=(ray==2.60.0 datasets accelerate cachetools hydra-core codetiming torchdata fastapi pylatexenc)
+            alone=(verl==0.9.1 tensordict==0.10.0 pyvers orjson importlib_metadata cloudpickle)
+            ;;
+        *) echo ".ci/hosts.sh: no host $host; the hosts are trl, tinker, verifiers, openenv, verl" >&2; exit 2 ;;
     esac
     python=$folder/$host/bin/python
     wanted=$(echo "$seen" "${needs[@]}" "${alone[@]}"; cat constraints.txt)

@@ -17,6 +17,7 @@ class HostName(StrEnum):
     TINKER = "tinker"
     VERIFIERS = "verifiers"
     OPENENV = "openenv"
+    VERL = "verl"
 
 
 def export(
@@ -30,8 +31,8 @@ def export(
         typer.Option("--set", metavar="KEY=VALUE", help="A key of the Env, such as limits.turns=4 or env_config.n=3."),
     ] = None,
 ) -> None:
-    """Write a short script with which another trainer runs an Env: TRL and Tinker on agentrl's exact tokens,
-    verifiers and OpenEnv by messages.
+    """Write a short script with which another trainer runs an Env: TRL, Tinker and verl on agentrl's exact
+    tokens, verifiers and OpenEnv by messages.
 
     agentrl export my_env.py:MyEnv --to trl
 

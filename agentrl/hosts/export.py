@@ -87,6 +87,27 @@ app = create_app({settings})
 '''
 
 
+_VERL = '''"""{name} in verl {version}: a file loops.yaml in this folder, and two flags of verl
+
+    - name: agentrl
+      _target_: {module}.AgentRLLoop
+
+    actor_rollout_ref.rollout.agent.agent_loop_config_path=loops.yaml
+    actor_rollout_ref.model.path={model}
+
+The rows of verl's data need the columns agent_name ("agentrl") and task_id: python {file} prints the ids.
+"""
+
+from agentrl.hosts.turned import HostedEnv
+from agentrl.hosts.verl import agent_loop
+
+if __name__ == "__main__":
+    print("\\n".join(task.id for task in HostedEnv({settings}).tasks()))
+else:
+    AgentRLLoop = agent_loop({settings})
+'''
+
+
 @dataclass(frozen=True, slots=True)
 class HostScript:
     """The script of a host."""
@@ -104,6 +125,7 @@ SCRIPTS: Mapping[str, HostScript] = {
     "tinker": HostScript("train_tinker.py", _TINKER, {"context": 32768}),
     "verifiers": HostScript("env_vf.py", _VERIFIERS),
     "openenv": HostScript("serve_openenv.py", _OPENENV),
+    "verl": HostScript("verl_loop.py", _VERL),
 }
 
 

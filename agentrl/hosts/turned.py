@@ -42,7 +42,7 @@ from agentrl.render.base import Renderer
 from agentrl.rollout.data.tasks import tasks_of
 from agentrl.rollout.play.episodes import Rollout, raise_bug
 from agentrl.trajectory.trajectory import Trajectory
-from agentrl.types import FinishReason, Generation, Message, SamplingParams, StopReason, Task, ToolSpec
+from agentrl.types import JSON, FinishReason, Generation, Message, SamplingParams, StopReason, Task, ToolSpec
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
@@ -282,7 +282,14 @@ class HostedEnv:
         the bundled tiny model, and no tokens of the host. Raises ConfigError, TemplateError and BugError."""
         renderer = await self.renderer("tiny")
         engine = ChatEngine(speaker, renderer, by={"model": "host"})
-        playing, _ = await self._play(task, engine, renderer, None, session_id)
+        return await self.play(task, engine, renderer, session_id=session_id)
+
+    async def play(
+        self, task: Task, engine: Engine, renderer: Renderer, *, session_id: str = "", **implied: JSON
+    ) -> Trajectory:
+        """Play a whole episode with an engine. The configured `limits` override the `implied` limits. Raises
+        ConfigError, TemplateError and BugError."""
+        playing, _ = await self._play(task, engine, renderer, None, session_id, **implied)
         return raise_bug(await playing)
 
     async def turned(
@@ -304,7 +311,13 @@ class HostedEnv:
         return TurnedEpisode(questions, *await self._play(task, engine, renderer, None, session_id))
 
     async def _play(
-        self, task: Task, engine: Engine, renderer: Renderer, params: SamplingParams | None, session_id: str
+        self,
+        task: Task,
+        engine: Engine,
+        renderer: Renderer,
+        params: SamplingParams | None,
+        session_id: str,
+        **implied: JSON,
     ) -> tuple[asyncio.Task[Trajectory], Sequence[bool]]:
         """Start an episode. Also returns the list that `TurnedEpisode.masks` describes."""
         opened, masks = await self.opened(), list[bool]()
@@ -312,7 +325,7 @@ class HostedEnv:
             envs=opened.factory,
             engine=engine,
             renderer=renderer,
-            options=self.config.options(params),
+            options=self.config.options(params, **implied),
             reward=self.config.reward_function(),
         )
         hooks = EpisodeHooks(on_turn=lambda trajectory: masks.append(_is_masked(trajectory)))

@@ -13,7 +13,7 @@ from agentrl import ConfigError
 from agentrl.cli.export import HostName, export
 from agentrl.hosts.export import SCRIPTS, script
 
-DOORS = {"TRLRollouts", "TinkerRollouts", "environment", "create_app"}
+DOORS = {"agent_loop", "TRLRollouts", "TinkerRollouts", "environment", "create_app"}
 ENV = "tests.hosts.envs:Weather"
 
 
@@ -41,7 +41,7 @@ def test_a_script_is_a_short_program(host, run, tmp_path):
     (door,) = [node for node in calls if getattr(node.func, "id", "") in DOORS]
     assert ast.literal_eval(door.args[0]) == ENV
     assert ast.literal_eval(door.keywords[0].value)["turns"] == 3
-    assert host == "openenv" or '"mine/model"' in text
+    assert host == "openenv" or "mine/model" in text
 
 
 def test_wrong_input_is_refused_in_one_line(run, tmp_path):
