@@ -116,7 +116,7 @@ async def play_elsewhere(order: FreshOrder) -> dict[str, Any]:
     finally:
         if process.returncode is None:
             process.kill()
-            await process.wait()
+            await process.communicate()  # `wait` would not return while unread output fills a pipe
     if process.returncode:
         raise RuntimeError(err.decode(errors="replace").strip().splitlines()[-1])
     answers: dict[str, Any] = json.loads(out.splitlines()[-1])

@@ -39,6 +39,11 @@ async def test_only_what_the_grammar_changed_is_flagged():
     assert bodies[1]["sampling_params"] == {"max_new_tokens": 0, "temperature": 1.0}
 
 
+async def test_the_last_id_of_a_vocabulary_is_reported_as_0():
+    flagged, _ = await flags(HELD, scored([-3.0, -0.5, -1.01], tokens=(5, 6, 0)))
+    assert flagged == [True, False, False]
+
+
 async def test_the_adapter_is_the_one_that_sampled():
     """A trainer names the next one while the reply is sampled."""
     fake = Fake()

@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 import shutil
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 import pytest
 import torch
@@ -14,7 +14,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from agentrl.engine.sglang import connections
-from agentrl.errors import ConfigError
+from agentrl.engine.sglang.connections import Address, Connections
+from agentrl.engine.sglang.scoring import score
+from agentrl.errors import ConfigError, EngineError
 from agentrl.models import load_model, load_tokenizer, save_model
 from agentrl.train import Trainer, train
 from agentrl.train.batch import episode_rows
@@ -53,7 +55,9 @@ async def serving(folder, answers=(), *, tokenizer=None):
             log_probs = model(torch.tensor([ids])).logits.log_softmax(-1)[0]
         known = log_probs[torch.arange(len(ids) - 1), torch.tensor(ids[1:])].tolist()
         named = map(tokenizer.decode, ids) if texts else [None] * len(ids)
-        scored = [list(entry) for entry in zip([None, *known], ids, named, strict=True)]
+        last = model.config.vocab_size - 1  # SGLang reports 0 in its place
+        reported = [0 if token == last and not texts else token for token in ids]
+        scored = [list(entry) for entry in zip([None, *known], reported, named, strict=True)]
         return web.json_response({"text": "", "meta_info": {"input_token_logprobs": scored}})
 
     app = web.Application()
@@ -195,6 +199,29 @@ async def test_an_episode_without_a_score_is_masked_with_the_cause(make_config, 
         assert trajectory.ledger.masked == {"env_failure": trajectory.ledger.sampled}
     (line,) = lines(trainer.config.out)
     assert line["failures"] == {"environment/score": 2}
+
+
+@pytest.mark.parametrize(
+    ("reported", "message"),
+    [((5, 0, 0), None), ((5, 0, 9), "not finite"), ((0, 0, 0), "not finite"), ((5, 8, 8), "not finite")],
+    ids=["last id", "0 for one of two", "0 for two ids", "another id"],
+)
+async def test_0_stands_for_the_last_id_of_a_vocabulary_alone(reported, message):
+    async def generate(request):
+        scored = [[None, 1, None], *([-1.0, token, None] for token in reported)]
+        return web.json_response({"meta_info": {"input_token_logprobs": scored}})
+
+    app = web.Application()
+    app.router.add_post("/generate", generate)
+    async with TestServer(app) as server:
+        address = Address.read(str(server.make_url("/")))
+        pool = Connections(address, limit=1)
+        try:
+            with pytest.raises(EngineError, match=message) if message else nullcontext():
+                scores = await score(pool, f"{address.url}/generate", [1, 5, 7, 7], 3, retry_s=0.0)
+                assert scores == [-1.0] * 3
+        finally:
+            await pool.close()
 
 
 async def test_a_teacher_that_stays_away_stops_a_run_that_learns_nothing(make_config, teacher, monkeypatch):

@@ -23,6 +23,7 @@ from agentrl.engine.sglang.answers import read_generation
 from agentrl.engine.sglang.bodies import check_sampling_params
 from agentrl.engine.sglang.connections import Address, Connections, UnavailableError, patiently
 from agentrl.engine.sglang.encoding import HistoryEncoder
+from agentrl.engine.sglang.scoring import is_reported_as
 from agentrl.engine.sglang.workers import Workers
 from agentrl.errors import ConfigError, EngineError, RequestError
 from agentrl.image import Image
@@ -343,7 +344,7 @@ def constrained(generation: Generation, answer: bytes) -> list[bool]:
     try:
         meta = json.loads(answer)["meta_info"]
         scored = meta["input_token_logprobs"][-count:]
-        same = [int(entry[1]) for entry in scored] == list(generation.tokens)
+        same = is_reported_as(generation.tokens, [int(entry[1]) for entry in scored])
         version = meta.get("weight_version")
         if not same or (None if version is None else str(version)) != generation.weight_version:
             return [True] * count

@@ -61,9 +61,19 @@ def _log_probs(scored: Sequence[Any], tokens: Sequence[int], count: int, pads: S
         ids = [int(entries[i][1]) for i in text_places]
     except (ValueError, TypeError, LookupError) as exc:
         raise EngineError(f"the teacher's answer holds no log-probs of the tokens it was given: {exc!r}") from exc
-    if ids != [tokens[first + i] for i in text_places] or not all(map(math.isfinite, log_probs.values())):
+    asked = [tokens[first + i] for i in text_places]
+    if not is_reported_as(asked, ids) or not all(map(math.isfinite, log_probs.values())):
         raise EngineError("the teacher's log-probs are not finite numbers for the tokens it was given")
     return [log_probs.get(i, 0.0) for i in range(count)]
+
+
+def is_reported_as(tokens: Sequence[int], reported: Sequence[int]) -> bool:
+    """Whether the ids in `input_token_logprobs` are those of the tokens. SGLang reports the vocabulary's last id as 0,
+    with the right log-prob (logprob_result_processor.py), so 0 may stand for a single id."""
+    if len(tokens) != len(reported):
+        return False
+    different = {pair for pair in zip(tokens, reported, strict=True) if pair[0] != pair[1]}
+    return not different or (len(different) == 1 and all(id_reported == 0 for _, id_reported in different))
 
 
 async def texts_of(connections: Connections, url: str, tokens: Sequence[int], *, retry_s: float) -> Sequence[str]:

@@ -9,6 +9,7 @@ import signal
 from asyncio.subprocess import PIPE, Process
 from typing import Any
 
+_PIECE = 256 << 10
 _WATCHED = """
 exec 3<&0
 "$@" <&3 3<&- &
@@ -39,4 +40,8 @@ async def end(process: Process) -> None:
     process.stdin.close()
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+    for stream in (process.stdout, process.stderr):
+        with contextlib.suppress(RuntimeError):  # another task reads this stream
+            while stream is not None and await stream.read(_PIECE):
+                continue  # asyncio's `wait` never returns while unread output fills a stream
     await process.wait()

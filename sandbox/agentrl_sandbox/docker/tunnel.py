@@ -64,39 +64,45 @@ class DialTunnel:
         self._tasks = set[asyncio.Task[None]]()
         self._server: asyncio.Server | None = None
         self._connecting = asyncio.Semaphore(at_a_time)
+        self._closed = False
 
     async def open(self) -> None:
         """Open the local socket. Raises SandboxError, with the program's message, if no engine responds. Safe to call
         again."""
         if self._server is None:
             await self._ask()
-            self._server = await asyncio.start_unix_server(
-                lambda reader, writer: self._begin(self._dial(reader, writer)), self.socket
-            )
+            self._server = await asyncio.start_unix_server(self._accept, self.socket)
 
     async def close(self) -> None:
-        """Close the local socket and all connections."""
+        """Close the local socket and all connections. What the tunnel has not sent yet is lost."""
+        self._closed = True
         if self._server is not None:
+            for listening in self._server.sockets:  # asyncio loses a connection that it accepts just before `close`
+                asyncio.get_running_loop().remove_reader(listening)
+            await asyncio.sleep(0)
             self._server.close()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        await asyncio.sleep(0)  # a transport closes its socket in the next turn of the loop
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _ask(self) -> None:
-        process, line = await self._start(PIPE), b""
+        process, line, message = await self._start(PIPE), b"", b""
         assert process.stdin is not None
         assert process.stderr is not None
-        process.stdin.write(_PING)
-        with contextlib.suppress(TimeoutError, OSError):
-            async with asyncio.timeout(_OPEN_S):
-                line = await _read_line(process)
-                if not line:
-                    await process.wait()  # its message comes after the end of its stdout
-        await children.end(process)
+        try:
+            process.stdin.write(_PING)
+            with contextlib.suppress(TimeoutError, OSError):
+                async with asyncio.timeout(_OPEN_S):
+                    line = await _read_line(process)
+                    if not line:
+                        message = await process.stderr.read()  # comes after the end of stdout
+        finally:
+            await children.end(process)
         if not line.startswith(_OK):
-            why = " ".join((await process.stderr.read()).decode(errors="replace").split())
+            why = " ".join(message.decode(errors="replace").split())
             raise SandboxError(f"{self._address} cannot be reached: {why[-_SAID:] or 'no answer in time'}")
 
     async def _start(self, stderr: int) -> Process:
@@ -106,26 +112,33 @@ class DialTunnel:
             *self._command, stdin=PIPE, stdout=PIPE, stderr=stderr, start_new_session=True
         )
 
-    async def _dial(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async with self._connecting:
-            process = await self._start(DEVNULL)
-            assert process.stdin is not None
-            assert process.stdout is not None
-            sending = asyncio.create_task(_pump(reader, process.stdin))
-            with contextlib.suppress(TimeoutError, OSError):
-                async with asyncio.timeout(_FIRST_S):
-                    writer.write(await process.stdout.read(_PIECE))
-        try:
-            await _pump(process.stdout, writer)
-        finally:
-            sending.cancel()
-            writer.close()
-            await children.end(process)
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._closed:  # the connection was accepted just before the socket was closed
+            writer.transport.abort()
+            return
+        task = self._begin(self._dial(reader, writer))
+        # Not in `_dial`: a task that is cancelled early never starts.
+        task.add_done_callback(lambda task: writer.transport.abort() if task.cancelled() else writer.close())
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _dial(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            async with self._connecting:
+                process = await self._start(DEVNULL)
+                stack.push_async_callback(children.end, process)
+                assert process.stdin is not None
+                assert process.stdout is not None
+                sending = asyncio.create_task(_pump(reader, process.stdin))
+                stack.callback(sending.cancel)
+                with contextlib.suppress(TimeoutError, OSError):
+                    async with asyncio.timeout(_FIRST_S):
+                        writer.write(await process.stdout.read(_PIECE))
+            await _pump(process.stdout, writer)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name="engine tunnel")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 class SshTunnel(DialTunnel):
