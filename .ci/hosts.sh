@@ -31,10 +31,12 @@ for host; do
             ;;
         verifiers) needs=(verifiers==0.4.0) ;;
         openenv) needs=(openenv==0.10.0 "fastmcp<4") ;;
-        # verl requires an older transformers, wandb and more, which its agent loops do not need.
+        # verl requires an older transformers, wandb and more, which its agent loops do not need. hydra requires an older
+        # antlr4 than the project's tests.
         verl)
-            needs=(ray==2.60.0 datasets accelerate cachetools hydra-core codetiming torchdata fastapi pylatexenc)
+            needs=(ray==2.60.0 datasets accelerate cachetools codetiming torchdata fastapi pylatexenc)
             alone=(verl==0.9.1 tensordict==0.10.0 pyvers orjson importlib_metadata cloudpickle)
+            alone+=(hydra-core==1.3.8 omegaconf==2.4.0 antlr4-python3-runtime==4.9.3)
             ;;
         *) echo ".ci/hosts.sh: no host $host; the hosts are trl, tinker, verifiers, openenv, verl" >&2; exit 2 ;;
     esac
@@ -49,8 +51,10 @@ for host; do
         case $host in verifiers | openenv) constraints=() ;; esac # they pin other versions than the project's tests
         "$python" -m pip install --quiet "${constraints[@]}" "${needs[@]}"
         [ ${#alone[@]} -eq 0 ] || "$python" -m pip install --quiet --no-deps "${alone[@]}"
+        rm -rf "$("$python" -c "$packages")/tests" # of verl's wheel; they would hide the project's
         echo "$wanted" > "$folder/$host.txt"
     fi
-    echo "hosts: pytest tests/hosts/test_$host.py"
-    AGENTRL_REQUIRE=$host OMP_WAIT_POLICY=passive "$python" -m pytest "tests/hosts/test_$host.py"
+    echo "hosts: pytest tests/hosts -k $host" # its own tests, and its part of the table of Envs and hosts
+    AGENTRL_REQUIRE=$host OMP_WAIT_POLICY=passive \
+        "$python" -m pytest -k "$host" "tests/hosts/test_$host.py" tests/hosts/test_table.py
 done

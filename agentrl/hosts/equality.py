@@ -142,8 +142,16 @@ def _of_rows(host: HostEpisode, trajectory: Trajectory, tolerance: float) -> Ite
     if len(segments) != len(host.rows):
         yield Difference("rows", f"the host has {len(host.rows)}, and agentrl {len(segments)}")
         return
-    for number, (row, segment) in enumerate(zip(host.rows, segments, strict=True), 1):
+    for number, (row, segment) in enumerate(_paired(host.rows, segments), 1):
         yield from _of_row(row, segment, f"row {number}, ", tolerance)
+
+
+def _paired(rows: Sequence[HostRow], segments: Sequence[Segment]) -> Iterator[tuple[HostRow, Segment]]:
+    """Each row with its segment. The order of rows makes no difference for training."""
+    if [[*row.tokens] for row in rows] == [segment.tokens for segment in segments]:
+        return zip(rows, segments, strict=True)
+    rows = sorted(rows, key=lambda row: [*row.tokens])
+    return zip(rows, sorted(segments, key=lambda segment: segment.tokens), strict=True)
 
 
 def _of_row(row: HostRow, segment: Segment, where: str, tolerance: float) -> Iterator[Difference]:

@@ -12,8 +12,8 @@ the end, the reward. `reset` takes the id of a task as `task_id`, or takes the t
 is done without a reward, and its metadata has the `failure`.
 
 lost here: exact tokens (the client renders the messages, samples, and trains on its own tokens); log-probs; masks; text
-without a template (`Raw`); seats; the limits in tokens; a tool call that the client could not read is plain text, so
-agentrl does not answer the call.
+without a template (`Raw`); seats; images; agents with several conversations; the limits in tokens; a tool call that the
+client could not read is plain text, so agentrl does not answer the call.
 """
 
 from __future__ import annotations
@@ -87,14 +87,14 @@ class MessageSession:
     def __init__(self, hosted: HostedEnv) -> None:
         self._hosted = hosted
         self._episode: TurnedEpisode[MessageRequest, Message] | None = None
-        self._known = 0
-        """The number of messages that the client knows."""
+        self._known: Sequence[Message] = ()
+        """The messages that the client knows, without the latest answer."""
         self.turns = 0
 
     async def reset(self, task_id: str | None, seed: int) -> dict[str, JSON]:
         """Begin an episode. Raises ConfigError for an unknown task."""
         self.close()
-        self._known = self.turns = 0
+        self._known, self.turns = (), 0
         self._episode = await self._hosted.turned_in_messages(self._task(task_id, seed))
         return self._observed(self._episode, await self._episode.request())
 
@@ -125,7 +125,12 @@ class MessageSession:
         self, episode: TurnedEpisode[MessageRequest, Message], request: MessageRequest | None
     ) -> dict[str, JSON]:
         if request is not None:
-            fresh, self._known = request.messages[self._known :], len(request.messages) + 1  # and the answer
+            known, self._known = self._known, request.messages
+            if [*request.messages[: len(known)]] != [*known]:
+                raise ConfigError(
+                    f"{self._hosted.factory().cls.__name__} begins another conversation, which this door cannot pass on"
+                )
+            fresh = request.messages[len(known) + bool(known) :]  # without the answer
             return {"messages": to_json_lossy([*fresh]), "tools": to_json_lossy([*request.tools])}
         trajectory = episode.trajectory
         failure = {"failure": trajectory.failure.error} if trajectory.failure else {}

@@ -355,10 +355,10 @@ async def _play(rollout: Rollout, task: Task, session_id: str, hooks: EpisodeHoo
 
 
 def _is_masked(trajectory: Trajectory) -> bool:
-    """Whether no token of the latest turn is trained."""
+    """Whether the latest turn is masked. False for the turns of an agent, whose masks are known at the end."""
     segment = next(segment for segment in reversed(trajectory.segments) if segment.turns)
-    latest = len(segment.turns) - 1
-    return not any(span.trained for span in segment.spans if span.turn == latest)
+    latest = [span for span in segment.spans if span.turn == len(segment.turns) - 1]
+    return bool(latest) and not any(span.trained for span in latest)
 
 
 def _open(factory: EnvFactory) -> AbstractAsyncContextManager[OpenedEnv]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from random import Random
 
 from agentrl import EpisodeOptions, run_episode
 from agentrl.engine import ScriptedEngine
+from agentrl.engine.base import EngineWrapper
 from agentrl.hosts.equality import HostEpisode, HostRow, HostTurn
 from agentrl.testing import call
 from tests.hosts.envs import LONG, WEATHER
@@ -26,21 +28,50 @@ class RecordedEngine(ScriptedEngine):
         return said
 
 
-class Policy(ScriptedEngine):
-    """A policy for the Envs of these tests: right and wrong calls, answers of many kinds. What it says depends on the
-    text so far and on a seed alone."""
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptTurns(EngineWrapper):
+    """Keeps the turns of each session."""
 
-    def __init__(self, renderer) -> None:
+    sessions: dict[str, list[HostTurn]] = field(default_factory=dict)
+
+    async def generate(self, input_ids, sampling_params, **request):
+        said = await self.engine.generate(input_ids, sampling_params, **request)
+        turn = HostTurn([*input_ids], [*said.tokens], [*said.log_probs], said.finish_reason)
+        self.sessions.setdefault(request["session_id"], []).append(turn)
+        return said
+
+    def of(self, name: str) -> list[HostTurn]:
+        """The turns of an episode. The conversations of an agent have the same name with a number."""
+        mine = re.compile(re.escape(name) + r"(\.\d+)?")
+        return [turn for session, turns in self.sessions.items() if mine.fullmatch(session) for turn in turns]
+
+
+class Policy(ScriptedEngine):
+    """A scripted policy. `reply` gives the next turn for the text so far and random numbers, whose seed is that of the
+    request."""
+
+    def __init__(self, renderer, reply=None) -> None:
         super().__init__([], renderer)
+        self.reply = reply or said
 
     async def generate(self, input_ids, sampling_params, *, session_id="", rid="", images=()):
         rng = Random(f"{sampling_params.get('sampling_seed')} {len(input_ids)}")
-        once = ScriptedEngine([said(self._renderer.decode(input_ids), rng)], self._renderer)
+        once = ScriptedEngine([self.reply(self._renderer.decode(input_ids), rng)], self._renderer)
         return await once.generate(input_ids, sampling_params)
 
 
+def spoken(reply=None, seed=0):
+    """The policy as a function of messages."""
+
+    def of_messages(messages, tools):
+        text = "\n".join(message.get("content") or "" for message in messages)
+        return (reply or said)(text, Random(f"{seed} {text}"))
+
+    return of_messages
+
+
 def said(text: str, rng: Random):
-    """The next turn of a policy that has read `text`."""
+    """The next turn in the Envs of these tests: right and wrong calls, answers of many kinds."""
     place = re.findall(r"Weather in the (\w+)\?", text)[-1]
     read = re.findall(r"It is (\w+) there", text)
     if rng.random() < (0.8 if read else 0.2):

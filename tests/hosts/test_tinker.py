@@ -10,7 +10,7 @@ from importlib.metadata import version
 import pytest
 
 from agentrl import ConfigError, Env, EpisodeOptions, InfraError, Limits, StepResult, TurnOptions
-from agentrl.hosts.equality import HostEpisode, HostRow, HostTurn, differences
+from agentrl.hosts.equality import HostEpisode, differences
 from agentrl.hosts.export import script
 from agentrl.hosts.tinker import VERSION, TinkerRollouts
 from agentrl.rollout.play.episodes import BugError
@@ -20,9 +20,10 @@ from tests.hosts.hosting import Policy
 
 need("tinker")
 
-from tinker_cookbook.rl.data_processing import trajectory_to_data  # noqa: E402
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure  # noqa: E402
 from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout  # noqa: E402
+
+from tests.hosts.playing.tinker import Completer, play, rows  # noqa: E402
 
 LIMITS = {"turns": 6, "max_tokens_per_turn": 40, "context": 400}
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the cookbook's packages
@@ -32,32 +33,8 @@ def test_the_version():
     assert version("tinker-cookbook") == VERSION, "the door is written for another version: read its source again"
 
 
-class Completer:
-    """The cookbook's TokenCompleter. Keeps each turn."""
-
-    def __init__(self, renderer, seed=0) -> None:
-        self.policy, self.seed, self.turns = Policy(renderer), seed, []
-
-    async def __call__(self, model_input, stop, *, max_tokens=None):
-        from tinker_cookbook.completers import TokensWithLogprobs
-
-        params = {"max_new_tokens": max_tokens, "stop_token_ids": stop, "sampling_seed": self.seed}
-        said = await self.policy.generate(model_input.to_ints(), params)
-        self.turns.append(HostTurn(model_input.to_ints(), said.tokens, said.log_probs, said.finish_reason))
-        return TokensWithLogprobs([*said.tokens], [*said.log_probs], said.finish_reason)
-
-
 def rollouts(cls, **settings):
     return TinkerRollouts(cls, **{"model": "tiny", "limits": LIMITS, "batch_size": 4, "group_size": 4, **settings})
-
-
-def rows(trajectory):
-    """The sequences of the cookbook's data, with the first token that they leave out of the targets."""
-    for datum in trajectory_to_data(trajectory, 1.0, include_provenance=False):
-        targets, mask, log_probs = (
-            datum.loss_fn_inputs[name].to_torch().tolist() for name in ("target_tokens", "mask", "logprobs")
-        )
-        yield HostRow([datum.model_input.to_ints()[0], *targets], [0.0, *mask], [0.0, *log_probs])
 
 
 async def all_differences(episodes, cls, renderer, **limits):
@@ -73,17 +50,8 @@ async def hosted(source, renderer, seeds=range(16)):
     """The episodes of the cookbook's loop."""
     tasks = source.tasks()
     for seed in seeds:
-        policy, builder = Completer(renderer, seed), source.dataset("train").builders[seed % len(tasks)]
-        (env, *_) = await builder.make_envs()
-        try:
-            trajectory = await do_single_rollout(policy, env)
-        except InfraError:
-            yield HostEpisode(builder.task, policy.turns)
-            continue
-        finally:
-            await builder.cleanup()
-        reward = sum(transition.reward for transition in trajectory.transitions)
-        yield HostEpisode(builder.task, policy.turns, [*rows(trajectory)] if policy.turns else [], reward)
+        policy, builder = Completer(Policy(renderer), seed), source.dataset("train").builders[seed % len(tasks)]
+        yield await play(builder, policy)
 
 
 @pytest.mark.parametrize("cls", [Weather, Masks, TwoTools, Breaks, BreaksAtReset])
@@ -104,16 +72,16 @@ async def test_each_episode_of_the_cookbook_is_agentrls(cls, limits, renderer):
 async def test_a_group_in_the_cookbooks_loop(renderer):
     """Retries replace failed episodes, and the Env of each dropped episode is closed."""
     Weather.open = Breaks.open = 0
-    policy = Completer(renderer)
+    policy = Completer(Policy(renderer))
     builder = pickle.loads(pickle.dumps(rollouts(Weather).dataset("train").get_batch(0)[0]))
     group = await do_group_rollout(builder, policy)
     assert len(group.get_total_rewards()) == 4
     assert group.trajectories_G[0].stop_reason in ("completed", "max_turns", "max_tokens", "parse_error")
     broken = next(each for each in rollouts(Breaks).dataset("train").builders if each.task.seed % 2)
     with pytest.raises(InfraError, match="the weather station is down"):
-        await do_group_rollout(broken, Completer(renderer, 1))
+        await do_group_rollout(broken, Completer(Policy(renderer), 1))
     with pytest.raises(InfraError):
-        await do_group_rollout(broken, Completer(renderer, 1), strategy=RetryOnFailure(max_retries=2))
+        await do_group_rollout(broken, Completer(Policy(renderer), 1), strategy=RetryOnFailure(max_retries=2))
     assert (Weather.open, Breaks.open, builder.envs) == (0, 0, [])
 
 
@@ -129,7 +97,7 @@ async def test_a_turn_that_agentrl_masks_is_masked_by_the_cookbook(renderer):
             said = ['<tool_call>\n{"name": "lookup", "arguments": \n</tool_call>', "sunny"][len(self.turns)]
             return await ScriptedEngine([said], renderer).generate(ids, params)
 
-    policy, builder = Calling(renderer), rollouts(Masks).dataset("train").builders[0]
+    policy, builder = Calling(Policy(renderer)), rollouts(Masks).dataset("train").builders[0]
     trajectory = await do_single_rollout(policy, (await builder.make_envs())[0])
     assert [t.metrics.get("parse_error_masked") for t in trajectory.transitions] == [1.0, None]
     reward = sum(transition.reward for transition in trajectory.transitions)
@@ -140,7 +108,7 @@ async def test_a_turn_that_agentrl_masks_is_masked_by_the_cookbook(renderer):
 async def test_a_cancelled_loop_leaves_no_env_open(renderer):
     Slow.open, Slow.asked = 0, asyncio.Event()
     builder = rollouts(Slow).dataset("train").builders[0]
-    group = asyncio.create_task(do_group_rollout(builder, Completer(renderer, 3)))
+    group = asyncio.create_task(do_group_rollout(builder, Completer(Policy(renderer), 3)))
     await Slow.asked.wait()
     group.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -149,7 +117,10 @@ async def test_a_cancelled_loop_leaves_no_env_open(renderer):
 
 
 async def test_a_prompt_that_is_too_long_ends_before_a_turn(renderer):
-    policy, builder = Completer(renderer), rollouts(Weather, limits={"context": 20}).dataset("train").builders[0]
+    policy, builder = (
+        Completer(Policy(renderer)),
+        rollouts(Weather, limits={"context": 20}).dataset("train").builders[0],
+    )
     trajectory = await do_single_rollout(policy, (await builder.make_envs())[0])
     assert (trajectory.stop_reason, policy.turns) == ("max_tokens", [])
 
@@ -174,7 +145,7 @@ async def test_what_cannot_work_is_said_at_once(renderer):
         builder = rollouts(Weather).dataset("train").builders[0]
         builder.hosted = rollouts(cls)
         with pytest.raises(error, match=words):
-            await do_group_rollout(builder, Completer(renderer))
+            await do_group_rollout(builder, Completer(Policy(renderer)))
 
 
 async def test_the_exported_script_reaches_the_cookbooks_training(monkeypatch):
@@ -194,5 +165,5 @@ async def test_the_exported_script_reaches_the_cookbooks_training(monkeypatch):
     assert dumped["dataset_builder"]["batch_size"] == 16
     dataset, _ = await seen[0].dataset_builder()
     (builder, *_) = dataset.get_batch(0)
-    group = await do_group_rollout(builder, Completer(await builder.hosted.renderer()))
+    group = await do_group_rollout(builder, Completer(Policy(await builder.hosted.renderer())))
     assert len(group.trajectories_G) == 8

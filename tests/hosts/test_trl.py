@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import os
 import statistics
 import subprocess
 import sys
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 
 import pytest
 
 from agentrl import ConfigError, EpisodeOptions, Limits
-from agentrl.engine.base import EngineWrapper
-from agentrl.hosts.equality import HostEpisode, HostRow, HostTurn, differences
+from agentrl.hosts.equality import differences
 from agentrl.hosts.export import script
 from agentrl.hosts.trl import VERSION, TRLRollouts
 from agentrl.models import load_model, load_tokenizer
@@ -26,7 +22,8 @@ from tests.house import ROOT
 
 trl = need("trl")
 
-LENGTH, GROUP = 160, 4
+from tests.hosts.playing.trl import GROUP, LENGTH, Recorded, trainer  # noqa: E402
+
 LIMITS = {"turns": 6, "max_tokens_per_turn": 40}
 pytestmark = [
     pytest.mark.slow,
@@ -37,80 +34,6 @@ pytestmark = [
 
 def test_the_version():
     assert trl.__version__ == VERSION, "the door is written for another version: read TRL's source again"
-
-
-class Recorded(TRLRollouts):
-    """Keeps the turns that the engine sampled, by the name of the episode. `policy` replaces the engine."""
-
-    def __init__(self, *args, policy=None, **settings) -> None:
-        super().__init__(*args, **settings)
-        self.sessions: dict[str, list[HostTurn]] = {}
-        self.policy = policy
-
-    @contextmanager
-    def _serving(self, trainer):
-        with nullcontext(self.policy) if self.policy else super()._serving(trainer) as engine:
-            yield Keeping(engine, self.sessions)
-
-    def turns(self, row):
-        """The turns of a row's last attempt."""
-        name = f"trl-0-{self._calls:06d}-{row // GROUP:04d}-{row % GROUP:03d}"
-        return self.sessions.get(f"{name}-again") or self.sessions.get(name, [])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Keeping(EngineWrapper):
-    sessions: dict[str, list[HostTurn]]
-
-    async def generate(self, input_ids, sampling_params, **request):
-        said = await self.engine.generate(input_ids, sampling_params, **request)
-        turn = HostTurn([*input_ids], [*said.tokens], [*said.log_probs], said.finish_reason)
-        self.sessions.setdefault(request["session_id"], []).append(turn)
-        return said
-
-
-class Watched(trl.GRPOTrainer):
-    """Keeps the episodes that TRL trains on: the tensors of its batch, without the padding."""
-
-    def _generate_and_score_completions(self, inputs):
-        self._logs["rewards"].clear()
-        batch = super()._generate_and_score_completions(inputs)
-        (rewards,) = self._logs["rewards"].values()
-        self.batch, self.hosted = batch, []
-        self.batches = [*getattr(self, "batches", ()), batch]
-        for index, (row, reward) in enumerate(zip(inputs, rewards, strict=True)):
-            prompt = batch["prompt_ids"][index][batch["prompt_mask"][index].bool()].tolist()
-            kept = batch["completion_mask"][index].bool()
-            completion, mask, log_probs = (
-                batch[name][index][kept].tolist()
-                for name in ("completion_ids", "tool_mask", "sampling_per_token_logps")
-            )
-            before = [0] * len(prompt)
-            sequence = HostRow(prompt + completion, before + mask, before + log_probs)
-            task, turns = self.rollout_func.by_id[row["prompt"]], self.rollout_func.turns(index)
-            self.hosted.append(HostEpisode(task, turns, [sequence], None if math.isnan(reward) else reward))
-        return batch
-
-
-def trainer(rollouts, folder, model=None, **settings):
-    arguments = {
-        "per_device_train_batch_size": 16,
-        "per_device_eval_batch_size": 16,
-        "num_generations": GROUP,
-        "max_completion_length": LENGTH,
-        "max_steps": 1,
-        **settings,
-    }
-    fixed = {"use_cpu": True, "report_to": "none", "save_strategy": "no", "disable_tqdm": True, "bf16": False}
-    return Watched(
-        load_model("tiny") if model is None else model,
-        reward_funcs=rollouts.reward,
-        args=trl.GRPOConfig(output_dir=str(folder), **fixed, **arguments),
-        train_dataset=rollouts.dataset(),
-        eval_dataset=rollouts.dataset("eval"),
-        processing_class=load_tokenizer("tiny"),
-        rollout_func=rollouts,
-    )
 
 
 async def all_differences(host, cls, renderer, reward=None, **limits):
