@@ -12,7 +12,7 @@ from tests.hosts.cases import CASES
 from tests.hosts.conftest import MODULES
 from tests.hosts.table import HOSTS, Line, line_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 PLAYED = [host for host in HOSTS if host == "train" or find_spec(MODULES[host]) is not None]
 
 

@@ -46,7 +46,7 @@ async def episodes(case, count, renderer):
     """The episodes of a run of `agentrl train` with a scripted policy, each with the rows that the learner reads."""
     with tempfile.TemporaryDirectory() as folder:
         keys = case.all_settings()
-        keys.pop("episodes")
+        keys.pop("episodes", None)
         config = TrainConfig(
             env=case.env if isinstance(case.env, str) else f"{case.env.__module__}:{case.env.__name__}",
             model=case.model,
