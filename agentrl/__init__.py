@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from agentrl.engine.base import Engine
-from agentrl.env.env import Env, tools_of
+from agentrl.env.env import Env, tool_specs, tools_of
 from agentrl.env.factory import EnvFactory
 from agentrl.env.runtime import uncounted
 from agentrl.env.tools import tool
@@ -138,6 +138,7 @@ __all__ = [
     "run_episode",
     "run_seats",
     "tool",
+    "tool_specs",
     "tools_of",
     "uncounted",
 ]
