@@ -56,5 +56,5 @@ for host; do
     fi
     echo "hosts: pytest tests/hosts -k $host" # its own tests, and its part of the table of Envs and hosts
     AGENTRL_REQUIRE=$host OMP_WAIT_POLICY=passive \
-        "$python" -m pytest -k "$host" "tests/hosts/test_$host.py" tests/hosts/test_table.py
+        "$python" -m pytest -k "$host" tests/hosts/test_"$host"*.py tests/hosts/test_table.py
 done
