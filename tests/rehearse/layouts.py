@@ -64,9 +64,7 @@ LAYOUTS = {
     ),
     "several samples an episode": Layout(thinking="strip"),
     "KL loss": Layout("--use-kl-loss --kl-loss-coef 0.01 --kl-loss-type low_var_kl"),
-    "experts, expert parallel 2": Layout(
-        "--expert-model-parallel-size 2", experts=True
-    ),
+    "experts, expert parallel 2": Layout("--expert-model-parallel-size 2", experts=True),
     "two nodes": Layout("--actor-num-nodes 2 --actor-num-gpus-per-node 4 --num-gpus-per-node 4"),
 }
 
