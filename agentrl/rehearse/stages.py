@@ -268,9 +268,10 @@ def first_exception(lines: Sequence[str]) -> tuple[int, str]:
         if line.startswith("Traceback (most recent call last)"):
             traced = True
         elif _USAGE.match(line) or (traced and _EXCEPTION.match(line)):
-            if not line.startswith(("ray.exceptions.RayTaskError", "SystemExit")):
+            is_wrapper = line.startswith("ray.exceptions.RayTaskError")  # the worker's own traceback follows
+            if not is_wrapper and not line.startswith("SystemExit"):
                 return number, innermost(line)
-            traced = False
+            traced = is_wrapper
     for number, line in enumerate(lines, 1):
         if _EXCEPTION.match(line):
             return number, innermost(line)

@@ -165,6 +165,8 @@ def test_the_first_exception_counts_and_warnings_do_not():
     ]
     assert first_exception(lines) == (4, "FileNotFoundError: [Errno 2] No such file")
     assert first_exception(["all is well"]) == (0, "")
+    remote = [*lines[-2:], '  File "b.py", line 2, in g', "TypeError: cannot pickle '_thread.lock' object"]
+    assert first_exception(remote) == (4, "TypeError: cannot pickle '_thread.lock' object")
 
 
 def test_event_files_are_read_as_they_grow(tmp_path):

@@ -151,6 +151,7 @@ HOOKS: Mapping[str, Mapping[str, Wrapper]] = {
         "RolloutManager._convert_samples_to_train_data": during("conversion", _of_manager),
         "RolloutManager._split_train_data_by_dp": logging_samples,
         "RolloutManager.generate": errors_of("rollout"),
+        "RolloutManager.save": errors_of("checkpoint"),
         "RolloutManager.eval": during("evaluation", _argument),
     },
     "slime.backends.sglang_utils.sglang_engine": {"SGLangEngine.init": during("engines")},
@@ -167,6 +168,7 @@ HOOKS: Mapping[str, Mapping[str, Wrapper]] = {
     "miles.ray.rollout.rollout_manager": {
         "RolloutManager._get_rollout_data": during("rollout", _argument),
         "RolloutManager.generate": errors_of("rollout"),
+        "RolloutManager.save": errors_of("checkpoint"),
         "RolloutManager.eval": during("evaluation", _argument),
     },
     "miles.backends.sglang_utils.sglang_engine": {"SGLangEngine.init": during("engines")},
