@@ -46,7 +46,7 @@ def problems(words: Sequence[str], gpus: int | None) -> Iterator[str]:
     keys: dict[str, Any] = {}
     with contextlib.suppress(ConfigError):  # the check reports the file
         keys = read_keys(next(iter(Words(command.words).values.get(_CONFIG, ())), None))
-    yield from (f"{ARGUMENTS}: {problem}" for problem in _texts(keys))
+    yield from (f"{ARGUMENTS}: {problem}" for problem in numbers_read_as_text(keys))
     host = arguments.host_of(command.path)
     answer: dict[str, Any] = ask(host, words) if host else {"absent": arguments.NO_HOST}
     if "refused" in answer:
@@ -54,15 +54,15 @@ def problems(words: Sequence[str], gpus: int | None) -> Iterator[str]:
     args = Namespace(**answer.get("args", {}))
     answer = json.loads(json.dumps(answer, default=plain))
     if "flags" in answer:
-        answer["flags"] += _unseen_flags(args, words)
+        answer["flags"] += unseen_flags(args, words)
     yield from (f"{ARGUMENTS}: {finding}" for finding in _findings(command, keys, answer))
     if "args" in answer:
         with events.only_errors(ARGUMENTS):
             _check_megatron(args)
-        yield from _sizes(args, gpus)
+        yield from bad_sizes(args, gpus)
 
 
-def _texts(keys: Mapping[str, Any]) -> Iterator[str]:
+def numbers_read_as_text(keys: Mapping[str, Any]) -> Iterator[str]:
     """Numbers that YAML reads as text, such as 1e-6. slime makes them arguments as they are."""
     for key, value in keys.items():
         if isinstance(value, str) and re.fullmatch(r"[+-]?\d+e[+-]?\d+", value):
@@ -70,7 +70,7 @@ def _texts(keys: Mapping[str, Any]) -> Iterator[str]:
             yield f"{_CONFIG}: YAML reads `{key}: {value}` as text, not as a number (str); write {key}: {number}"
 
 
-def _unseen_flags(args: Namespace, words: Sequence[str]) -> Iterator[str]:
+def unseen_flags(args: Namespace, words: Sequence[str]) -> Iterator[str]:
     """Flags that are none of the parsers' here, but would be in the job: SGLang's, of which a rehearsal has few, and
     those of the parsers that slime leaves out without engines."""
     yield from (f"--sglang-{name}" for name in SGLANG_FLAGS.read_text(encoding="utf-8").split())
@@ -115,7 +115,7 @@ def _check_megatron(args: Namespace) -> None:
     )
 
 
-def _sizes(args: Namespace, gpus: int | None) -> Iterator[str]:
+def bad_sizes(args: Namespace, gpus: int | None) -> Iterator[str]:
     """Numbers that do not fit each other, and that only a stage after the parser would refuse."""
     engine, rollout = args.rollout_num_gpus_per_engine, args.rollout_num_gpus
     if rollout and rollout % engine:

@@ -35,7 +35,7 @@ SIZES = {
 
 
 def sizes(gpus=None, **changes):
-    return [*written._sizes(Namespace(**{**SIZES, **changes}), gpus)]
+    return [*written.bad_sizes(Namespace(**{**SIZES, **changes}), gpus)]
 
 
 def test_sizes_that_fit():
@@ -79,10 +79,10 @@ def test_flags_of_sglang_are_known():
         "--sglang-mem-fraction-statik",
         ".7",
     ]
-    flags = frozenset(written._unseen_flags(Namespace(debug_train_only=False), words))
+    flags = frozenset(written.unseen_flags(Namespace(debug_train_only=False), words))
     (finding,) = misspelt(Words(words), flags)
     assert "did you mean --sglang-mem-fraction-static?" in finding.message
-    without_engines = frozenset(written._unseen_flags(Namespace(debug_train_only=True), [*words, "--router-policy=x"]))
+    without_engines = frozenset(written.unseen_flags(Namespace(debug_train_only=True), [*words, "--router-policy=x"]))
     assert {"--sglang-mem-fraction-statik", "--router-policy"} <= without_engines
 
 
@@ -131,7 +131,7 @@ def test_the_models_own_sizes_are_judged(launch, tmp_path):
 
 
 def test_a_number_that_yaml_reads_as_text():
-    (problem,) = written._texts({"lr": "1e-6", "eps": 1e-6, "seed": 3, "name": "e1"})
+    (problem,) = written.numbers_read_as_text({"lr": "1e-6", "eps": 1e-6, "seed": 3, "name": "e1"})
     assert problem.endswith("write lr: 1.0e-6")
 
 
