@@ -243,7 +243,8 @@ def innermost(error: str) -> str:
     if re.match(r"(Ray\w*Error|ActorDiedError)", lines[0]):
         last = max((number for number, line in enumerate(lines) if number and _EXCEPTION.match(line)), default=0)
         return shortened(" ".join(lines[last:]))
-    return shortened(" ".join(lines))
+    died = "ActorUnavailableError" in lines[0]  # Ray's words tell of a closed connection only
+    return shortened(" ".join(["a process of slime died:", *lines] if died else lines))
 
 
 def shortened(text: str) -> str:

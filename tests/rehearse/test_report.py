@@ -126,6 +126,10 @@ def test_episodes_that_nothing_scores():
     assert found(data, random=True) == [f"rollout: {text}"]
 
 
+def test_samples_that_were_never_converted_are_no_second_problem():
+    assert found(run(), []) == []
+
+
 def test_episodes_without_a_token():
     changes = {"sampled_tokens": 0, "trained_tokens": 0, "stops/context_full": 16}
     problem = next(line for line in found(run(**changes), samples(mask=())) if "no token" in line)

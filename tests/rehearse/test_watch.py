@@ -169,6 +169,11 @@ def test_the_first_exception_counts_and_warnings_do_not():
     assert first_exception(remote) == (4, "TypeError: cannot pickle '_thread.lock' object")
 
 
+def test_a_process_that_died_is_named_so():
+    line = "ray.exceptions.ActorUnavailableError: The actor 37a is unavailable: RpcError: Socket closed"
+    assert first_exception(["Traceback (most recent call last):", line]) == (2, f"a process of slime died: {line}")
+
+
 def test_event_files_are_read_as_they_grow(tmp_path):
     files = EventFiles(tmp_path)
     assert files.new() == []
