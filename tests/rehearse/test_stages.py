@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import tempfile
 from types import SimpleNamespace
 
 import pytest
@@ -143,23 +144,24 @@ def test_metrics_are_logged_with_their_stage(folder):
 
 @pytest.mark.ray
 @pytest.mark.thorough
-def test_the_hooks_reach_rays_workers(folder, tmp_path):
+def test_the_hooks_reach_rays_workers(folder):
     """Ray pickles a decorated class by value: the wrappers must work in the worker."""
     import ray
 
-    ray.init(
-        num_cpus=1,
-        include_dashboard=False,
-        runtime_env={"env_vars": {events.FOLDER_VARIABLE: str(folder)}},
-        _temp_dir=str(tmp_path)[:50],
-    )
-    try:
-        actor = ray.remote(Manager)
-        stages.apply(SimpleNamespace(RolloutManager=actor), stages.HOOKS["slime.ray.rollout"])
-        with pytest.raises(ray.exceptions.RayTaskError):
-            ray.get(actor.remote(0).generate.remote(7))
-    finally:
-        ray.shutdown()
+    with tempfile.TemporaryDirectory(prefix="ray-") as short_path:  # a socket's path has at most 107 bytes
+        ray.init(
+            num_cpus=1,
+            include_dashboard=False,
+            runtime_env={"env_vars": {events.FOLDER_VARIABLE: str(folder)}},
+            _temp_dir=short_path,
+        )
+        try:
+            actor = ray.remote(Manager)
+            stages.apply(SimpleNamespace(RolloutManager=actor), stages.HOOKS["slime.ray.rollout"])
+            with pytest.raises(ray.exceptions.RayTaskError):
+                ray.get(actor.remote(0).generate.remote(7))
+        finally:
+            ray.shutdown()
     assert ("conversion", "error", 7) in short(folder)
 
     assert {event["pid"] for event in events.read(folder)} != {os.getpid()}
