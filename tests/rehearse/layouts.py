@@ -8,21 +8,15 @@ Exit code 0: each rehearsal was good.
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import json
 import os
 import shlex
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-_ROOT = Path(__file__).resolve().parents[2]
-_COMMAND = "import typer; from agentrl.rehearse.command import rehearse; typer.run(rehearse)"
+from tests.rehearse.calling import Rehearsed, example, rehearse
+
 _EXPERTS = """
     --swiglu --num-layers 2 --hidden-size 128 --ffn-hidden-size 256 --num-attention-heads 4 --kv-channels 32
     --use-rotary-position-embeddings --disable-bias-linear --normalization RMSNorm --norm-epsilon 1e-6 --qk-layernorm
@@ -69,15 +63,6 @@ LAYOUTS = {
 }
 
 
-def example() -> Any:
-    spec = importlib.util.spec_from_file_location("rehearse_example", _ROOT / "examples/slime/rehearse.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def words_of(layout: Layout, folder: Path) -> list[str]:
     """The arguments of slime's program. Writes data, configuration and model into the folder."""
     module = example()
@@ -109,39 +94,12 @@ def write_experts(folder: Path) -> None:
     Qwen3MoeForCausalLM(config).save_pretrained(folder)
 
 
-def rehearse(
-    program: str, words: Sequence[str], out: Path, options: Sequence[str], prefix: Sequence[str]
-) -> tuple[int, Any, float]:
-    """Rehearse one of slime's programs. Returns the exit code, the report (None without one), and the seconds."""
-    return _call(out, [*options, "--", "python3", str(_slime() / program), *words], prefix, {})
-
-
-def rehearse_script(script: Path, out: Path, options: Sequence[str], prefix: Sequence[str]) -> tuple[int, Any, float]:
-    """Rehearse a script that reads SLIME and MEGATRON."""
-    nothing = out.with_name("no-megatron")
-    nothing.mkdir(parents=True, exist_ok=True)
-    return _call(out, [*options, str(script)], prefix, {"SLIME": str(_slime()), "MEGATRON": str(nothing)})
-
-
-def _slime() -> Path:
+def slime() -> Path:
     return Path(os.environ["SLIME_SRC"]).resolve()
 
 
-def _call(
-    out: Path, arguments: Sequence[str], prefix: Sequence[str], variables: dict[str, str]
-) -> tuple[int, Any, float]:
-    command = [*prefix, sys.executable, "-c", _COMMAND, "--json", "--out", str(out), "--timeout", "300", *arguments]
-    began = time.monotonic()
-    done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
-    out.with_name(f"{out.name}.stderr").write_text(done.stderr, encoding="utf-8")
-    seconds = time.monotonic() - began
-    try:
-        return done.returncode, json.loads(done.stdout), seconds
-    except ValueError:
-        return done.returncode, None, seconds
-
-
-def describe(name: str, code: int, report: Any, seconds: float) -> str:
+def describe(name: str, run: Rehearsed) -> str:
+    code, report, seconds, _ = run
     if report is None:
         return f"{name}: exit code {code} after {seconds:.0f} s, no report"
     figures = report["figures"]
@@ -165,11 +123,10 @@ def main() -> int:
             continue
         place = (folder / name.replace(" ", "-").replace(",", "")).resolve()
         words = words_of(layout, place)
-        code, report, seconds = rehearse(
-            layout.program, words, place / "out", layout.options, shlex.split(options.prefix)
-        )
-        print(describe(name, code, report, seconds), flush=True)
-        good &= code == 0
+        arguments = ["--timeout", "300", *layout.options, "--", "python3", str(slime() / layout.program), *words]
+        run = rehearse(arguments, place / "out", shlex.split(options.prefix))
+        print(describe(name, run), flush=True)
+        good &= run.code == 0
     return 0 if good else 1
 
 

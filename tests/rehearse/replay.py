@@ -10,13 +10,15 @@ for a model that earns nothing. Exit code 0: one rank repeats each loss to the l
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
 import sys
 import tempfile
 from pathlib import Path
 
-from tests.rehearse.layouts import describe, rehearse_script
+from tests.rehearse.calling import rehearse
+from tests.rehearse.layouts import describe, slime
 from tests.rehearse.learning import write
 
 _RANKS = {"live": 1, "one rank": 1, "two ranks": 2}
@@ -44,13 +46,15 @@ def main() -> int:
     parser.add_argument("--prefix", default="", help="a command in front of each rehearsal")
     options = parser.parse_args()
     folder = (options.out or Path(tempfile.mkdtemp(prefix="replay-"))).resolve()
+    (folder / "no-megatron").mkdir(parents=True, exist_ok=True)  # so the rehearsal takes its own
+    env = {**os.environ, "SLIME": str(slime()), "MEGATRON": str(folder / "no-megatron")}
     losses = []
     for name in _RANKS:
         script = script_of(folder, name, model=options.model, data=options.data)
-        out = script.parent / "out"
-        code, report, seconds = rehearse_script(script, out, ["--full", "--no-resume"], shlex.split(options.prefix))
-        print(describe(name, code, report, seconds), flush=True)
-        losses.append(report["figures"]["losses"] if report else [])
+        arguments = [str(script), "--timeout", "300", "--full", "--no-resume"]
+        run = rehearse(arguments, script.parent / "out", shlex.split(options.prefix), env=env)
+        print(describe(name, run), flush=True)
+        losses.append(run.report["figures"]["losses"] if run.report else [])
         print(f"{name}: {losses[-1]}", flush=True)
     live, one, two = losses
     near = len(live) == len(two) and all(abs(a - b) <= 1e-4 for a, b in zip(live, two, strict=True))

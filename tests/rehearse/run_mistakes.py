@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,14 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.rehearse.calling import rehearse
 from tests.rehearse.launch import Launch, write_launch
 from tests.rehearse.mistakes import MISTAKES, STAGES, Mistake
 from tests.rehearse.slime_scripts import SCRIPTS, write_script
 
 GOOD, GOOD_ELSEWHERE = "the good launch", "the good launch in a folder with an apostrophe and a space"
 _LIMIT_S = 900
-_COMMAND = "import typer; from agentrl.rehearse.command import rehearse; typer.run(rehearse)"
-"""`agentrl slime rehearse`, also from a checkout whose entry points are not installed."""
 _ALLOWED_S = 180
 """Seconds in which a mistake must be named, on a quiet machine."""
 
@@ -45,23 +42,11 @@ class Outcome:
     """Stage and cause as reported, or the reason for `good` being false."""
 
 
-def rehearse(launch: Launch, out: Path, options: Sequence[str] = (), prefix: Sequence[str] = ()) -> tuple[int, Any]:
-    """Run the command. Returns its exit code and its report, None if there is no JSON on stdout."""
-    command = [*prefix, sys.executable, "-c", _COMMAND, str(launch.script)]
-    done = subprocess.run(
-        [*command, "--json", "--out", str(out), *options],
-        cwd=launch.folder,
-        env=launch.environment,
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT_S,
-        check=False,
-    )
-    (out.parent / f"{out.name}.stderr").write_text(done.stderr, encoding="utf-8")
-    try:
-        return done.returncode, json.loads(done.stdout)
-    except ValueError:
-        return done.returncode, done.stdout[-400:] + done.stderr[-800:]
+def run(launch: Launch, out: Path, options: Sequence[str] = (), prefix: Sequence[str] = ()) -> tuple[int, Any]:
+    """Rehearse a launch. Returns the exit code and the report, or the end of the output without a report."""
+    arguments = [str(launch.script), *options]
+    done = rehearse(arguments, out, prefix, env=launch.environment, cwd=launch.folder, timeout=_LIMIT_S)
+    return done.code, done.report if done.report is not None else done.output
 
 
 def problems(report: Any) -> list[tuple[str, str]]:
@@ -95,7 +80,7 @@ def judge(mistake: Mistake, folder: Path, prefix: Sequence[str], gpus: int = 8) 
     with mistake.around(launch):
         began = time.monotonic()
         options = ("--rollouts", "1", "--no-resume", *mistake.options)
-        code, report = rehearse(launch, folder / "out", options, prefix)
+        code, report = run(launch, folder / "out", options, prefix)
         seconds = time.monotonic() - began
     if isinstance(report, dict):
         seconds = report["figures"]["seconds"]  # without the time for which a prefix such as flock waits
@@ -119,7 +104,7 @@ def clean(folder: Path, prefix: Sequence[str], names: Sequence[str]) -> Iterator
         if names and name not in names:
             continue
         began = time.monotonic()
-        code, report = rehearse(launch, folder / f"out-{Path(name).stem}", ("--no-resume",), prefix)
+        code, report = run(launch, folder / f"out-{Path(name).stem}", ("--no-resume",), prefix)
         text = _text(problems(report)) or f"exit code {code}"
         text += "" if isinstance(report, dict) else f" {report}"
         yield Outcome(name, code == 0 and not problems(report), time.monotonic() - began, text)

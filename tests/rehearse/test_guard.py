@@ -174,3 +174,10 @@ def test_ports_differ_and_nodes_have_their_own_address():
     assert len({*free_ports(8)}) == 8
     assert node_address(0) != node_address(1)
     assert "127.0.0.1" not in (node_address(0), node_address(1)), "Ray replaces that address by the machine's"
+
+
+@pytest.mark.thorough
+def test_another_rehearsal_has_other_addresses():
+    code = "from agentrl.rehearse.cluster import node_address; print(node_address(0))"
+    others = {subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout for _ in range(2)}
+    assert len({f"{node_address(0)}\n", *others}) > 1

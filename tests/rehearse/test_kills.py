@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.rehearse.calling import COMMAND
 from tests.rehearse.launch import write_launch
 from tests.rehearse.leftovers import MARKER, Watch
 
@@ -102,7 +103,7 @@ def test_nothing_is_left(stage: str, end: End, tmp_path: Path):
 def rehearsal(folder: Path, gpus: int) -> Iterator[tuple[subprocess.Popen[bytes], Watch]]:
     """A rehearsal of the good launch, under watch. At the end, all that is left of it is killed."""
     launch = write_launch(folder / "launch", slime=Path(SOURCE), megatron=_megatron(folder))
-    words = [sys.executable, "-m", "agentrl", "slime", "rehearse", str(launch.script), "--out", str(folder / "out")]
+    words = [*COMMAND, str(launch.script), "--out", str(folder / "out")]
     with (folder / "output").open("wb") as output:
         command = subprocess.Popen(
             words,

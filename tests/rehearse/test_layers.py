@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.rehearse.standins import ENGINE, SITE
+from tests.rehearse.calling import hooked
 
 HERE = Path(__file__).parent
 PROBE = HERE / "layers_probe.py"
@@ -31,19 +31,8 @@ def run(folder, *arguments):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    root = HERE.parents[1]
-    path = [SITE, ENGINE, SLIME, root, root / "envs", root / "sandbox", *filter(None, [MEGATRON])]
-    env = {
-        **os.environ,
-        "AGENTRL_REHEARSAL": str(folder / "rehearsal"),
-        "SLIME_ACCELERATOR": "cpu",
-        "TORCHDYNAMO_DISABLE": "1",
-        "OMP_NUM_THREADS": "1",
-        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-        "PYTHONPATH": os.pathsep.join(map(str, path)),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
+    path = [SLIME, *filter(None, [MEGATRON])]
+    env = hooked(folder / "rehearsal", *path, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     layout = arguments[-1]
     ranks = 2 if layout in ("tp", "sp", "cp", "ep") else 1
     processes = []

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.rehearse.calling import example, rehearse
+
 SOURCE = os.environ.get("SLIME_SRC", "")
-EXAMPLE = Path(__file__).parents[2] / "examples/slime/rehearse.py"
 STAGES = (
     *("cluster", "arguments", "ray", "placement", "router", "engines", "actors", "weights", "rollout", "conversion"),
     *("training", "checkpoint", "second update", "evaluation", "resume"),
 )
-
-
-def load_example():
-    spec = importlib.util.spec_from_file_location("rehearse_example", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def processes_of(out):
@@ -44,13 +34,10 @@ def processes_of(out):
 @pytest.mark.skipif(not SOURCE, reason="SLIME_SRC is not set: give the root of slime's source")
 def test_slimes_own_program_is_rehearsed(tmp_path):
     """The first call needs a package registry, or an environment of an earlier rehearsal."""
-    words = load_example().prepare(tmp_path)
+    words = example().prepare(tmp_path)
     out = tmp_path / "out"
-    call = "import typer; from agentrl.rehearse.command import rehearse; typer.run(rehearse)"
-    arguments = ["--json", "--out", str(out), "--timeout", "300", "--", "python3", f"{SOURCE}/train.py", *words]
-    done = subprocess.run([sys.executable, "-c", call, *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    report = json.loads(done.stdout)
+    code, report, _, output = rehearse(["--timeout", "300", "--", "python3", f"{SOURCE}/train.py", *words], out)
+    assert code == 0, output
     assert report["problems"] == []
     assert {stage["name"]: stage["state"] for stage in report["stages"]} == dict.fromkeys(STAGES, "ok")
     figures = report["figures"]
