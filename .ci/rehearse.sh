@@ -23,4 +23,4 @@ print(packages.python, *packages.paths)
 '
 read -r python MILES <<< "$("${VENV:-.venv}/bin/python" -c "$prepare")"
 export MILES
-exec "$python" -m pytest "$@"
+exec "$python" .ci/again.py "$@"
