@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -26,13 +27,23 @@ class LoopThread:
 
     def run_here(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine, for a caller without an event loop. The caller is blocked until the result. If the caller is
-        interrupted, the coroutine is cancelled."""
-        running = asyncio.run_coroutine_threadsafe(coroutine, self._started())
+        interrupted, the coroutine is cancelled, and the caller waits for its end. A second interrupt ends the wait."""
+        loop = self._started()
+        ended: SimpleQueue[asyncio.Task[T]] = SimpleQueue()
+        started: list[asyncio.Task[T]] = []
+
+        def start() -> None:
+            started.append(loop.create_task(coroutine))
+            started[0].add_done_callback(ended.put)
+
+        loop.call_soon_threadsafe(start)
         try:
-            return running.result()
+            task = ended.get()
         except BaseException:
-            running.cancel()
+            loop.call_soon_threadsafe(lambda: started[0].cancel())
+            ended.get()
             raise
+        return task.result()
 
     def stop(self) -> None:
         """End the thread. Safe to call twice."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -126,6 +128,71 @@ async def test_what_cannot_work_is_said_at_once(renderer, tmp_path):
     with pytest.raises(ConfigError, match="leave out repetition_penalty, min_p"):
         rollouts(["train-1"], host)
     assert Buggy.open == 0
+
+
+async def test_two_envs_in_one_process(renderer, tmp_path):
+    """The trainers share the process and the tokenizer, and each row is an episode of its own trainer's Env."""
+    classes = (Weather, TwoTools)
+    hosts = [
+        trainer(Recorded(cls, limits=LIMITS, policy=Policy(renderer)), tmp_path / cls.__name__, max_steps=2)
+        for cls in classes
+    ]
+    await asyncio.gather(*(asyncio.to_thread(host.train) for host in hosts))
+    for host, cls in zip(hosts, classes, strict=True):
+        assert len(host.played) == 32
+        assert await all_differences(host, cls, renderer) == []
+        assert cls.open == 0
+    prompts = [{len(episode.turns[0].input_ids) for episode in host.played} for host in hosts]
+    assert max(prompts[0]) < min(prompts[1]), "each prompt has the tools of its own Env"
+
+
+INTERRUPTED = """
+import asyncio, sys
+from agentrl.hosts.trl import TRLRollouts
+from tests.hosts.envs import Weather
+from tests.hosts.playing.trl import trainer
+
+class Told(Weather):
+    async def reset(self, task):
+        prompt = super().reset(task)
+        if sys.argv[1] == "in an Env":
+            print("ready", flush=True)
+            await asyncio.Event().wait()
+        return prompt
+
+    async def close(self):
+        await asyncio.sleep(0.05)  # as a sandbox's end takes a moment
+        super().close()
+
+class Rollouts(TRLRollouts):
+    def turns(self, row):
+        if sys.argv[1] == "after a step":
+            print("ready", flush=True)
+        return []
+
+    def _serving(self, host):
+        if sys.argv[1] == "while it samples":
+            host.model.register_forward_hook(lambda *_: print("ready", flush=True))
+        return super()._serving(host)
+
+if __name__ == "__main__":
+    host = trainer(Rollouts(Told), sys.argv[2], max_steps=1000)
+    try:
+        host.train()
+    except KeyboardInterrupt:
+        print("interrupted with", Told.open, "open", flush=True)
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("place", ["in an Env", "while it samples", "after a step"])
+def test_a_run_that_is_interrupted_leaves_no_env_open(place, tmp_path):
+    command = [sys.executable, "-c", INTERRUPTED, place, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as host:
+        assert any(line == "ready\n" for line in host.stdout)
+        host.send_signal(signal.SIGINT)
+        assert "interrupted with 0 open\n" in [*host.stdout]
+    assert host.returncode == 0
 
 
 @pytest.mark.thorough
