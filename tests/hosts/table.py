@@ -49,6 +49,7 @@ NAMES: Sequence[tuple[str, str, str, str]] = (
     ("openenv", "", "begins another conversation", "several conversations"),
     ("openenv|verifiers", "text without a template", "^conversation: ", "text without a template"),
     ("openenv", "tokens run out", "^conversation: |^reward: ", "limits in tokens"),
+    ("verifiers", "tokens run out", "^conversation: ", "limits in tokens"),
     ("verl", "", "^failure: the host has the reward 0", "a failure counts as 0"),
 )
 """Patterns of hosts, of Envs, and of differences or refusals; then the name of the part that the host cannot hold."""
@@ -141,17 +142,18 @@ async def in_messages(line: Line, case: Case, episodes: int) -> None:
     tasks, options = hosted.by_id, hosted.config.options()
     module = import_module(f"tests.hosts.playing.{line.host}")
     async with EnvFactory(case.env, hosted.config.env_config) as envs:
-        async for task_id, seed, messages, reward, failure in module.conversations(case, episodes):
+        async for task_id, seed, conversations, reward, failure in module.conversations(case, episodes):
             engine = ChatEngine(ScriptedSpeaker(spoken(case.reply, seed)), renderer)
             ours = await run_episode(envs.make(), tasks[task_id], engine=engine, renderer=renderer, options=options)
             words = [module.plain(message) for message in ours.messages[: len(ours.messages) - ours.unread]]
             line.turns += ours.turn_count
             line.failed += not ours.is_valid
             line.rewarded += bool(ours.reward)
-            line.count([*_of_messages(ours, words, messages, reward, failure)], ["reward", "conversation", "failures"])
+            line.count([*_of_messages(ours, words, conversations, reward, failure)], ["reward", "conversation", "failures"])
 
 
-def _of_messages(ours: Any, words: Any, messages: Any, reward: float | None, failure: str) -> list[str]:
+def _of_messages(ours: Any, words: Any, conversations: Any, reward: float | None, failure: str) -> list[str]:
+    """The differences of an episode. The host may hold several conversations of an agent; agentrl's is the main line."""
     if not ours.is_valid:
         cause = ours.failure.error.partition(": ")[2] if ours.failure else str(ours.stop)
         return (
@@ -162,7 +164,8 @@ def _of_messages(ours: Any, words: Any, messages: Any, reward: float | None, fai
     if reward is None:
         return [f"failure: the host failed: {failure!r:.300}"]
     texts = []
-    if messages != words:
+    if words not in conversations:
+        messages = conversations[-1] if conversations else []
         place = next((i for i, (a, b) in enumerate(zip(messages, words, strict=False)) if a != b), "end")
         texts.append(f"conversation: differs at message {place}: {messages[-2:]!r:.300} and {words[-2:]!r:.300}")
     if reward != (ours.reward or 0.0):

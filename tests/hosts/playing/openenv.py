@@ -67,4 +67,4 @@ async def conversations(case, count):
         for seed, (task, (messages, last)) in enumerate(zip(tasks, played, strict=True)):
             failure = str((last.observation.get("metadata") or {}).get("failure") or "")
             reward = None if last.reward is None and failure else last.reward or 0.0
-            yield task.id, seed, [plain(message) for message in messages], reward, failure
+            yield task.id, seed, [[plain(message) for message in messages]], reward, failure

@@ -42,7 +42,7 @@ def plain(message):
 
 
 async def conversations(case, count):
-    """Task id, seed of the policy, messages, reward and failure of each episode."""
+    """Task id, seed of the policy, the conversations' messages, reward and failure of each episode."""
     seed = 0
     while count > 0:
         for task, episode in await play(case.env, count, spoken(case.reply, seed), **case.all_settings()):
@@ -50,5 +50,6 @@ async def conversations(case, count):
             errors = [*(trace.errors or ()), *(episode.errors or ())]
             reward = None if errors else trace.info["agentrl"]["reward"] or 0.0
             count -= 1
-            yield task.data.id, seed, [plain(message) for message in trace.messages], reward, str(errors or "")
+            messages = [[plain(message) for message in branch.messages] for branch in trace.branches]
+            yield task.data.id, seed, messages, reward, str(errors or "")
         seed += 1
