@@ -149,7 +149,9 @@ async def in_messages(line: Line, case: Case, episodes: int) -> None:
             line.turns += ours.turn_count
             line.failed += not ours.is_valid
             line.rewarded += bool(ours.reward)
-            line.count([*_of_messages(ours, words, conversations, reward, failure)], ["reward", "conversation", "failures"])
+            line.count(
+                [*_of_messages(ours, words, conversations, reward, failure)], ["reward", "conversation", "failures"]
+            )
 
 
 def _of_messages(ours: Any, words: Any, conversations: Any, reward: float | None, failure: str) -> list[str]:
