@@ -73,9 +73,8 @@ def _wait(server: subprocess.Popen[str], url: str) -> None:
 def script(row: dict[str, Any], rng: Random) -> list[Any]:
     """Calls of the row's tools, right and wrong, then a text of the row, so that some answers are right."""
     tools = [tool for tool in row["responses_create_params"].get("tools") or () if tool.get("type") == "function"]
-    turns: list[Any] = []
-    for tool in rng.choices(tools, k=rng.randrange(TURNS)) if tools else ():
-        turns.append(call(tool["name"], **_arguments(tool.get("parameters") or {}, row, rng)))
+    drawn = rng.choices(tools, k=rng.randrange(TURNS)) if tools else []
+    turns: list[Any] = [call(tool["name"], **_arguments(tool.get("parameters") or {}, row, rng)) for tool in drawn]
     texts = [*_texts({key: value for key, value in row.items() if key != "responses_create_params"})] or ["yes"]
     text = rng.choice(texts)
     return [
@@ -161,8 +160,8 @@ async def _adapted(url: str, data: Path, plays: list[tuple[int, list[Any]]]) -> 
         for number, turns in plays:
             limits = Limits(turns=len(turns) + 1)
             t = await rollout(envs.make(), tasks[number], turns, renderer=renderer(), limits=limits)
-            assert t.failure is None and t.reward is not None, t.failure and t.failure.error
-            episodes.append((t.reward, [str(each["content"]) for each in t.messages if each["role"] == "tool"]))
+            assert t.failure is None, t.failure and t.failure.error
+            episodes.append((t.reward or 0.0, [str(each["content"]) for each in t.messages if each["role"] == "tool"]))
     return episodes
 
 

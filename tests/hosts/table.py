@@ -155,7 +155,7 @@ async def in_messages(line: Line, case: Case, episodes: int) -> None:
 
 
 def _of_messages(ours: Any, words: Any, conversations: Any, reward: float | None, failure: str) -> list[str]:
-    """The differences of an episode. The host may hold several conversations of an agent; agentrl's is the main line."""
+    """The differences of an episode. An agent may hold several conversations in the host; `words` is the main one."""
     if not ours.is_valid:
         cause = ours.failure.error.partition(": ")[2] if ours.failure else str(ours.stop)
         return (
