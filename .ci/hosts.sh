@@ -5,7 +5,7 @@
 #
 # FOLDER keeps an environment for each host, because hosts pin versions that contradict each other. An environment sees
 # the project's own packages ($VENV, default .venv; made if it is not there). Made once, in a minute. Needs a package
-# registry, and no GPU.
+# registry, and no GPU. A test that fails is run once more, alone (again.py).
 set -euo pipefail
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 [ $# -ge 1 ] || { echo "usage: .ci/hosts.sh FOLDER [HOST...]" >&2; exit 2; }
@@ -56,5 +56,5 @@ for host; do
     fi
     echo "hosts: pytest tests/hosts -k $host" # its own tests, and its part of the table of Envs and hosts
     AGENTRL_REQUIRE=$host OMP_WAIT_POLICY=passive \
-        "$python" -m pytest -k "$host" tests/hosts/test_"$host"*.py tests/hosts/test_table.py
+        "$python" .ci/again.py -k "$host" tests/hosts/test_"$host"*.py tests/hosts/test_table.py
 done

@@ -22,6 +22,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from inspect import isasyncgen
+from itertools import chain, permutations
 from pathlib import Path
 from typing import Any
 
@@ -149,13 +150,11 @@ async def in_messages(line: Line, case: Case, episodes: int) -> None:
             line.turns += ours.turn_count
             line.failed += not ours.is_valid
             line.rewarded += bool(ours.reward)
-            line.count(
-                [*_of_messages(ours, words, conversations, reward, failure)], ["reward", "conversation", "failures"]
-            )
+            differing = _of_messages(ours, words, conversations, reward, failure)
+            line.count(differing, ["reward", "conversation", "failures"])
 
 
 def _of_messages(ours: Any, words: Any, conversations: Any, reward: float | None, failure: str) -> list[str]:
-    """The differences of an episode. An agent may hold several conversations in the host; `words` is the main one."""
     if not ours.is_valid:
         cause = ours.failure.error.partition(": ")[2] if ours.failure else str(ours.stop)
         return (
@@ -166,8 +165,9 @@ def _of_messages(ours: Any, words: Any, conversations: Any, reward: float | None
     if reward is None:
         return [f"failure: the host failed: {failure!r:.300}"]
     texts = []
-    if words not in conversations:
-        messages = conversations[-1] if conversations else []
+    orders = ([*chain(*order)] for order in permutations(conversations))  # agentrl's main conversation is the last
+    if words not in orders:
+        messages = [*chain(*conversations)]
         place = next((i for i, (a, b) in enumerate(zip(messages, words, strict=False)) if a != b), "end")
         texts.append(f"conversation: differs at message {place}: {messages[-2:]!r:.300} and {words[-2:]!r:.300}")
     if reward != (ours.reward or 0.0):

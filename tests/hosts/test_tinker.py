@@ -26,7 +26,7 @@ from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout  # n
 from tests.hosts.playing.tinker import Completer, play, rows  # noqa: E402
 
 LIMITS = {"turns": 6, "max_tokens_per_turn": 40, "context": 400}
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the cookbook's packages
+pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]  # of the cookbook's packages
 
 
 def test_the_version():

@@ -55,7 +55,7 @@ def plain(message):
 
 
 async def conversations(case, count):
-    """Task id, seed of the policy, messages, reward and failure of each episode, of which eight play at a time."""
+    """Task id, seed of the policy, conversations, reward and failure of each episode, of which eight play at a time."""
     settings, eight, tasks = case.all_settings(), asyncio.Semaphore(8), case.tasks(count)
 
     async def one(task, seed):

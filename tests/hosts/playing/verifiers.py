@@ -41,8 +41,13 @@ def plain(message):
     return message["role"], (message.get("content") or "").strip(), names
 
 
+def is_part(branch, branches):
+    """Whether a longer branch begins with the same messages: an agent sent an empty reply back in another form."""
+    return any(len(other) > len(branch) and other[: len(branch)] == branch for other in branches)
+
+
 async def conversations(case, count):
-    """Task id, seed of the policy, the conversations' messages, reward and failure of each episode."""
+    """Task id, seed of the policy, conversations, reward and failure of each episode."""
     seed = 0
     while count > 0:
         for task, episode in await play(case.env, count, spoken(case.reply, seed), **case.all_settings()):
@@ -50,6 +55,7 @@ async def conversations(case, count):
             errors = [*(trace.errors or ()), *(episode.errors or ())]
             reward = None if errors else trace.info["agentrl"]["reward"] or 0.0
             count -= 1
-            messages = [[plain(message) for message in branch.messages] for branch in trace.branches]
-            yield task.data.id, seed, messages, reward, str(errors or "")
+            branches = [[plain(message) for message in branch.messages] for branch in trace.branches]
+            whole = [branch for branch in branches if not is_part(branch, branches)]
+            yield task.data.id, seed, whole, reward, str(errors or "")
         seed += 1
