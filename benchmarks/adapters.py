@@ -39,9 +39,12 @@ VENVS = {
     ],
     "gem": [*BASE, "gem-llm==0.1.0"],
     "openenv": ["openenv==0.10.0", "fastmcp<4"],
+    "nemo_gym": ["nemo-gym==0.4.0"],
     "servers": MCP_SERVERS,
     "old_servers": ["mcp-server-sqlite==2025.4.25", "mcp<2"],
 }
+PYTHONS = {"nemo_gym": "python3.12"}
+"""Virtual environments that need another Python."""
 NPM = [
     *("@modelcontextprotocol/server-everything", "@modelcontextprotocol/server-filesystem"),
     *("@modelcontextprotocol/server-memory", "@modelcontextprotocol/server-sequential-thinking"),
@@ -52,6 +55,7 @@ SUITES = {
     "textarena": ("main",),
     "gem": ("gem",),
     "openenv": ("main", "openenv"),
+    "nemo_gym": ("main", "nemo_gym"),
     "mcp": ("main", "servers", "old_servers", "npm"),
 }
 """Suite -> its virtual environments. The adapter runs in the first."""
@@ -67,7 +71,7 @@ def install(name: str) -> None:
     if name == "npm":
         subprocess.run(["npm", "install", "--silent", "--prefix", folder, *NPM], check=True, cwd=folder)
     else:
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        subprocess.run([PYTHONS.get(name, sys.executable), "-m", "venv", folder], check=True)
         subprocess.run([folder / "bin" / "pip", "install", "--quiet", *VENVS[name]], check=True)
     done.touch()
 

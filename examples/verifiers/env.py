@@ -12,12 +12,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from itertools import islice
 from typing import Any
 
+import verifiers.v1 as vf
 from pydantic import BaseModel, ConfigDict
 from verifiers.v1.clients import ModelContext
+from verifiers.v1.configs.agent import agent_config_fields
 from verifiers.v1.configs.client import EvalClientConfig
-from verifiers.v1.envs.single_agent import SingleAgentEnv, SingleAgentEnvConfig
+from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 
 from agentrl import AgentEnv, Endpoint, InfraError, Task, Trajectory
 
@@ -28,16 +31,16 @@ class VerifiersConfig(BaseModel):
     taskset: str
     """The id of the taskset: the name of its module."""
     harness: str = ""
-    """The id of the harness; empty: the taskset's module."""
+    """The id of the harness; empty: the taskset's own, or else verifiers' default."""
     runtime: dict[str, Any] = {"type": "subprocess"}
-    """The runtime of the agent, in verifiers' words."""
+    """The runtime of the agents, in verifiers' words."""
     held_out: int = 5
     """Every so many tasks, one is held out."""
 
 
 class Verifiers(AgentEnv):
     config: VerifiersConfig
-    shared: SingleAgentEnv
+    shared: vf.Env
 
     @classmethod
     def tasks(cls, config: VerifiersConfig, split: str) -> Iterator[Task]:
@@ -47,14 +50,14 @@ class Verifiers(AgentEnv):
 
     @classmethod
     @asynccontextmanager
-    async def share(cls, config: VerifiersConfig) -> AsyncIterator[SingleAgentEnv]:
+    async def share(cls, config: VerifiersConfig) -> AsyncIterator[vf.Env]:
         env = opened(config)
         async with env.serving():
             yield env
 
     async def run(self, task: Task, endpoint: Endpoint) -> float:
         """Play the episode in verifiers. Returns the reward."""
-        theirs = [*self.shared.taskset][task.seed - 1]
+        theirs = next(islice(self.shared.taskset, task.seed - 1, None))
         client = EvalClientConfig(base_url=f"{endpoint.url}/s/{endpoint.key}/v1", api_key_var="AGENTRL_NO_KEY")
         episode = await self.shared.run_episode(theirs, ModelContext(endpoint.model, client))
         if errors := [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]:
@@ -66,7 +69,10 @@ class Verifiers(AgentEnv):
         return self.result or 0.0
 
 
-def opened(config: VerifiersConfig) -> SingleAgentEnv:
-    agent = {"harness": {"id": config.harness or config.taskset}, "runtime": config.runtime}
-    settings = {"taskset": {"id": config.taskset}, "agent": agent}
-    return SingleAgentEnv(SingleAgentEnvConfig.model_validate(settings))
+def opened(config: VerifiersConfig) -> vf.Env:
+    settings: dict[str, Any] = {"taskset": {"id": config.taskset}}
+    harness = {"harness": {"id": config.harness}} if config.harness else {}
+    agents = agent_config_fields(resolve_env_config(settings))
+    return load_environment(
+        resolve_env_config({**settings, **{name: {"runtime": config.runtime, **harness} for name in agents}})
+    )

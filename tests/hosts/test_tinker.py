@@ -85,6 +85,18 @@ async def test_a_group_in_the_cookbooks_loop(renderer):
     assert (Weather.open, Breaks.open, builder.envs) == (0, 0, [])
 
 
+async def test_two_envs_in_one_loop(renderer):
+    """The episodes of both Envs play at the same time, and each is an episode of its own Env."""
+    classes = (Weather, TwoTools)
+    builders = [(cls, builder) for cls in classes for builder in rollouts(cls).dataset("train").builders[:6]]
+    plays = (play(builder, Completer(Policy(renderer), seed)) for seed, (_, builder) in enumerate(builders))
+    episodes = await asyncio.gather(*plays)
+    for cls in classes:
+        its = [episode for episode, (each, _) in zip(episodes, builders, strict=True) if each is cls]
+        assert await all_differences(its, cls, renderer) == []
+    assert {cls.open for cls in classes} == {0}
+
+
 async def test_a_turn_that_agentrl_masks_is_masked_by_the_cookbook(renderer):
     class Calling(Completer):
         async def __call__(self, model_input, stop, *, max_tokens=None):
