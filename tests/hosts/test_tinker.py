@@ -88,6 +88,8 @@ async def test_a_group_in_the_cookbooks_loop(renderer):
 async def test_two_envs_in_one_loop(renderer):
     """The episodes of both Envs play at the same time, and each is an episode of its own Env."""
     classes = (Weather, TwoTools)
+    for cls in classes:
+        cls.open = 0
     builders = [(cls, builder) for cls in classes for builder in rollouts(cls).dataset("train").builders[:6]]
     plays = (play(builder, Completer(Policy(renderer), seed)) for seed, (_, builder) in enumerate(builders))
     episodes = await asyncio.gather(*plays)

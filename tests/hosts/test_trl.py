@@ -133,6 +133,8 @@ async def test_what_cannot_work_is_said_at_once(renderer, tmp_path):
 async def test_two_envs_in_one_process(renderer, tmp_path):
     """The trainers share the process and the tokenizer, and each row is an episode of its own trainer's Env."""
     classes = (Weather, TwoTools)
+    for cls in classes:
+        cls.open = 0
     hosts = [
         trainer(Recorded(cls, limits=LIMITS, policy=Policy(renderer)), tmp_path / cls.__name__, max_steps=2)
         for cls in classes
