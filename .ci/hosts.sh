@@ -13,7 +13,7 @@ mkdir -p "$1"
 folder=$(cd "$1" && pwd)
 shift
 cd "$(dirname "$0")/.."
-[ $# -ge 1 ] || set -- trl tinker verifiers openenv verl
+[ $# -ge 1 ] || set -- trl tinker verifiers openenv verl skyrl
 
 project=${VENV:-.venv}/bin/python
 packages='import sysconfig; print(sysconfig.get_path("purelib"))'
@@ -38,7 +38,11 @@ for host; do
             alone=(verl==0.9.1 tensordict==0.10.0 pyvers orjson importlib_metadata cloudpickle)
             alone+=(hydra-core==1.3.8 omegaconf==2.4.0 antlr4-python3-runtime==4.9.3)
             ;;
-        *) echo ".ci/hosts.sh: no host $host; the hosts are trl, tinker, verifiers, openenv, verl" >&2; exit 2 ;;
+        skyrl) # its environments in agentrl
+            needs=(requests pandas)
+            alone=(skyrl-gym==0.4.0 func-timeout omegaconf==2.4.0 antlr4-python3-runtime==4.9.3)
+            ;;
+        *) echo ".ci/hosts.sh: no host $host; the hosts are trl, tinker, verifiers, openenv, verl, skyrl" >&2; exit 2 ;;
     esac
     python=$folder/$host/bin/python
     wanted=$(echo "$seen" "${needs[@]}" "${alone[@]}"; cat constraints.txt)

@@ -9,7 +9,14 @@ from types import ModuleType
 
 import pytest
 
-MODULES = {"trl": "trl", "tinker": "tinker_cookbook", "verifiers": "verifiers", "openenv": "openenv", "verl": "verl"}
+MODULES = {
+    "trl": "trl",
+    "tinker": "tinker_cookbook",
+    "verifiers": "verifiers",
+    "openenv": "openenv",
+    "verl": "verl",
+    "skyrl": "skyrl_gym",
+}
 """Host -> the module that is there if the host is installed."""
 
 
