@@ -7,13 +7,14 @@ import json
 import os
 import socket
 import subprocess
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import IO, Any
 
 from agentrl import EnvFactory, Limits
 from agentrl.testing import call, rollout
@@ -46,22 +47,24 @@ def served(name: str) -> Iterator[tuple[str, str, str]]:
     for each in sockets:
         each.close()
     command = [VENV / "bin" / "python", PARTS / "server.py", name, *ports]
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    try:
-        resource, model, agent = (f"http://127.0.0.1:{port}" for port in ports)
-        for url in (resource, model, agent):
-            _wait(server, url)
-        yield resource, model, agent
-    finally:
-        server.terminate()
-        server.communicate()
+    with tempfile.TemporaryFile("w+") as errors:
+        server = subprocess.Popen(command, stderr=errors, stdout=subprocess.DEVNULL, text=True)
+        try:
+            resource, model, agent = (f"http://127.0.0.1:{port}" for port in ports)
+            for url in (resource, model, agent):
+                _wait(server, url, errors)
+            yield resource, model, agent
+        finally:
+            server.terminate()
+            server.wait()
 
 
-def _wait(server: subprocess.Popen[str], url: str) -> None:
+def _wait(server: subprocess.Popen[str], url: str, errors: IO[str]) -> None:
     for _ in range(600):
         if server.poll() is not None:
-            _, errors = server.communicate()
-            raise ExcludedError(f"its server does not start: {errors.strip().splitlines()[-1][:160]}")
+            errors.seek(0)
+            last = errors.read().strip().splitlines()[-1]
+            raise ExcludedError(f"its server does not start: {last[:160]}")
         try:
             urllib.request.urlopen(f"{url}/openapi.json").close()
             return
@@ -129,6 +132,8 @@ def play(name: str) -> Row:
     (folder,) = [each for each in servers() if each.name == name]
     data = folder / "data" / "example.jsonl"
     rows = [json.loads(line) for line in data.read_text().splitlines() if line.strip()][:ROWS]
+    if any("input_image" in json.dumps(row["responses_create_params"]) for row in rows):
+        raise ExcludedError("shows images, and the tiny model reads text alone")
     with served(name) as (resource, model, agent):
         plays, expected = [], []
         for number, row in enumerate(rows):
