@@ -55,7 +55,7 @@ def served(name: str) -> Iterator[tuple[str, str, str]]:
                 _wait(server, url, errors)
             yield resource, model, agent
         finally:
-            server.terminate()
+            server.kill()  # a stopped server would wait for its open requests
             server.wait()
 
 
@@ -134,25 +134,29 @@ def play(name: str) -> Row:
     rows = [json.loads(line) for line in data.read_text().splitlines() if line.strip()][:ROWS]
     if any("input_image" in json.dumps(row["responses_create_params"]) for row in rows):
         raise ExcludedError("shows images, and the tiny model reads text alone")
+    plays = [(n, script(row, player(100 * n + seed))) for n, row in enumerate(rows) for seed in range(PLAYS)]
     with served(name) as (resource, model, agent):
-        plays, expected = [], []
-        for number, row in enumerate(rows):
-            for seed in range(PLAYS):
-                turns = script(row, player(100 * number + seed))
-                _post(f"{model}/script", [_item(place, turn) for place, turn in enumerate(turns)])
-                try:
-                    expected.append(_played(_post(f"{agent}/run", row)))
-                except OSError as exc:
-                    raise ExcludedError(f"its own agent fails: {exc}"[:160]) from exc
-                plays.append((number, turns))
+        expected = [_played(model, agent, rows[number], turns) for number, turns in plays]
         adapted = asyncio.run(_adapted(resource, data, plays))
-    different = [pair for pair in zip(adapted, expected, strict=True) if pair[0] != pair[1]]
-    assert not different, f"{len(different)} of {len(adapted)} episodes differ, the first: {different[0]}"
+        different = [place for place, ours in enumerate(adapted) if ours != expected[place]]
+        for place in [*different]:  # a server may draw what its tools return at random
+            number, turns = plays[place]
+            again = _played(model, agent, rows[number], turns)
+            if again[1] != expected[place][1] and again[0] == adapted[place][0]:
+                different.remove(place)
+    assert not different, (
+        f"{len(different)} of {len(plays)} differ: {[(adapted[i], expected[i]) for i in different[:1]]}"
+    )
     return {"result": "passed", "episodes": len(adapted), "nonzero": sum(reward != 0 for reward, _ in adapted)}
 
 
-def _played(answer: dict[str, Any]) -> tuple[float, list[str]]:
+def _played(model: str, agent: str, row: dict[str, Any], turns: list[Any]) -> tuple[float, list[str]]:
     """The reward and what the tools returned, by NeMo Gym's own agent."""
+    _post(f"{model}/script", [_item(place, turn) for place, turn in enumerate(turns)])
+    try:
+        answer = _post(f"{agent}/run", row)
+    except OSError as exc:
+        raise ExcludedError(f"its own agent fails: {exc}"[:160]) from exc
     outputs = answer["response"]["output"]
     return float(answer["reward"]), [each["output"] for each in outputs if each["type"] == "function_call_output"]
 
