@@ -30,6 +30,8 @@ class VerifiersConfig(BaseModel):
 
     taskset: str
     """The id of the taskset: the name of its module."""
+    options: dict[str, Any] = {}
+    """Further settings of the taskset, in verifiers' words."""
     harness: str = ""
     """The id of the harness; empty: the taskset's own, or else verifiers' default."""
     runtime: dict[str, Any] = {"type": "subprocess"}
@@ -70,9 +72,8 @@ class Verifiers(AgentEnv):
 
 
 def opened(config: VerifiersConfig) -> vf.Env:
-    settings: dict[str, Any] = {"taskset": {"id": config.taskset}}
+    settings: dict[str, Any] = {"taskset": {**config.options, "id": config.taskset}}
     harness = {"harness": {"id": config.harness}} if config.harness else {}
-    agents = agent_config_fields(resolve_env_config(settings))
-    return load_environment(
-        resolve_env_config({**settings, **{name: {"runtime": config.runtime, **harness} for name in agents}})
-    )
+    for agent in agent_config_fields(resolve_env_config(settings)):
+        settings[agent] = {"runtime": config.runtime, **harness}
+    return load_environment(resolve_env_config(settings))

@@ -49,8 +49,12 @@ NAMES: Sequence[tuple[str, str, str, str]] = (
     ("tinker", "", "has stop strings", "stop strings"),
     ("openenv", "", "begins another conversation", "several conversations"),
     ("openenv|verifiers", "text without a template", "^conversation: ", "text without a template"),
-    ("openenv", "tokens run out", "^conversation: |^reward: ", "limits in tokens"),
-    ("verifiers", "tokens run out", "^conversation: ", "limits in tokens"),
+    (
+        "openenv|verifiers",
+        "",
+        "^conversation: differs at the last message after (max_tokens|turn_max_tokens|context_full)",
+        "limits in tokens",
+    ),
     ("verl", "", "^failure: the host has the reward 0", "a failure counts as 0"),
 )
 """Patterns of hosts, of Envs, and of differences or refusals; then the name of the part that the host cannot hold."""
@@ -168,8 +172,9 @@ def _of_messages(ours: Any, words: Any, conversations: Any, reward: float | None
     orders = ([*chain(*order)] for order in permutations(conversations))  # agentrl's main conversation is the last
     if words not in orders:
         messages = [*chain(*conversations)]
-        place = next((i for i, (a, b) in enumerate(zip(messages, words, strict=False)) if a != b), "end")
-        texts.append(f"conversation: differs at message {place}: {messages[-2:]!r:.300} and {words[-2:]!r:.300}")
+        place = next((i for i, (a, b) in enumerate(zip(messages, words, strict=False)) if a != b), -1)
+        which = f"the last message after {ours.stop}" if place == len(words) - 1 else f"message {place}"
+        texts.append(f"conversation: differs at {which}: {messages[-2:]!r:.300} and {words[-2:]!r:.300}")
     if reward != (ours.reward or 0.0):
         texts.append(f"reward: the host has {reward}, and agentrl {ours.reward}")
     return texts
