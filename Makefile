@@ -17,13 +17,16 @@ INSTALL = set -o pipefail; $(BIN)/pip install --no-compile --progress-bar off -c
 BRIEFLY = | awk '/(Downloading|Using cached) .*[0-9] [MG]B\)/ {print "      " $$2, $$3, $$4; fflush()} \
 	/^Installing collected/ {print "      installing " NF - 3 " packages"; fflush()}'
 
-.PHONY: demo demo-search self-play test test-rest quick pythons soak crash soak-sandbox soak-workers check bench bench-scale bench-workers bench-exact bench-demo bench-retriever bench-view docs gateway-clients gpu gpu-wheels bench-thousands clean bench-first-byte
+.PHONY: demo demo-search rehearse self-play test test-rest quick pythons soak crash soak-sandbox soak-workers check bench bench-scale bench-workers bench-exact bench-demo bench-retriever bench-view docs gateway-clients gpu gpu-wheels bench-thousands clean bench-first-byte
 
 demo: $(TRAINS)  ## README's quickstart: a tiny model learns to ask a tool before it answers, in a minute (SEED=1).
 	$(BIN)/python -m examples.quickstart.demo $(if $(SEED),--seed $(SEED))
 
 demo-search: $(SEARCHES)  ## A tiny model learns to search for facts before it answers, in five minutes (SEED=1).
 	$(BIN)/python -m examples.fact_search.demo $(if $(SEED),--seed $(SEED))
+
+rehearse: $(STAMP)  ## slime's own train.py on this machine with the Env of demo-search: launch, two weight updates, resume (SLIME_SRC=/path/to/slime; the first time 1.6 GB of packages).
+	$(BIN)/python examples/slime/rehearse.py $(or $(SLIME_SRC),$(error name a checkout of slime: make rehearse SLIME_SRC=/path/to/slime))
 
 self-play: $(STAMP)  ## Train a tiny model to play tic-tac-toe against itself, in both seats; play a random and a perfect player before and after (SEEDS="0 1 2").
 	$(BIN)/python examples/tictactoe/self_play.py $(if $(SEEDS),--seeds $(SEEDS))

@@ -1,7 +1,7 @@
 """pytest with the arguments given. A test that fails beside others is run once more, alone: again.py ARGUMENTS...
 
 Some tests ask for answers in seconds, and a machine that a stranger loads does not give them. Each test that passed
-only at the second try is printed. The third such test fails the command; so does a test that fails twice. Steps of CI
+only at the second try is printed. The fifth such test fails the command; so does a test that fails twice. Steps of CI
 share the count: AGENTRL_PASSED names CI's file of the tests that passed, and `.second` is added to its name.
 """
 
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-_LIMIT = 3
+_LIMIT = 5
 """The command fails from so many second tries on."""
 _FAILED = Path(".pytest_cache/v/cache/lastfailed")
 

@@ -25,4 +25,4 @@ fi
 project=${VENV:-.venv}/bin/python
 "$project" .ci/clients.py "$folder" $which
 export AGENTRL_CLIENTS=$folder AGENTRL_CLIENTS_PLAYED=$which
-AGENTRL_REQUIRE=$(echo "${AGENTRL_REQUIRE:-},clients" | sed 's/^,//') exec "$project" -m pytest "$@"
+AGENTRL_REQUIRE=$(echo "${AGENTRL_REQUIRE:-},clients" | sed 's/^,//') exec "$project" .ci/again.py "$@"

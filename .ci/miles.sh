@@ -39,4 +39,4 @@ if ! echo "$wanted" | cmp -s - "$installed"; then
 fi
 
 echo "miles: pytest $*"
-MILES_SRC=$folder/source AGENTRL_REQUIRE=miles,ray OMP_WAIT_POLICY=passive exec "$python" -m pytest "$@"
+MILES_SRC=$folder/source AGENTRL_REQUIRE=miles,ray OMP_WAIT_POLICY=passive exec "$python" .ci/again.py "$@"

@@ -29,8 +29,8 @@ NAMES = {
     "environments.md": (
         "Environments",
         "What an environment is written with. The guide is [environments](../environments.md).",
-        "Env tool Task Observation Message Image Raw ToolSpec tools_of Action ToolCall ToolResult StepResult "
-        "TurnOptions Reward BadCallPolicy BadCall uncounted",
+        "Env tool Task Observation Message Image Raw ToolSpec tool_specs tools_of Action ToolCall ToolResult "
+        "StepResult TurnOptions Reward BadCallPolicy BadCall uncounted",
     ),
     "agents.md": (
         "Agents",

@@ -7,7 +7,8 @@
 #
 # FOLDER keeps a virtual environment of SGLang's own (3.5 GB, made once: some minutes), the model and the logs. Needs
 # Python 3.11+ and a package registry; the tests run in the project's own environment ($VENV, default .venv).
-# AGENTRL_SGLANG_DTYPE=bfloat16 serves that instead of float32: for the tests of the router.
+# A test that fails is run once more, alone (again.py). AGENTRL_SGLANG_DTYPE=bfloat16 serves that in place of float32:
+# for the tests of the router.
 set -euo pipefail
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 [ $# -ge 1 ] || { echo "usage: .ci/sglang.sh FOLDER [pytest arguments]" >&2; exit 2; }
@@ -49,6 +50,6 @@ fi
 if [ "$1" = -- ]; then
     shift
 else
-    set -- "$project" -m pytest "$@"
+    set -- "$project" .ci/again.py "$@"
 fi
 exec "$project" .ci/sglang_servers.py "$sglang" "$folder" "$model" "$@"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from agentrl.engine.base import Engine
     from agentrl.engine.local import LocalEngine
     from agentrl.engine.sglang import SGLangEngine
-    from agentrl.env.env import Env, tools_of
+    from agentrl.env.env import Env, tool_specs, tools_of
     from agentrl.env.factory import EnvFactory
     from agentrl.env.runtime import uncounted
     from agentrl.env.tools import tool
@@ -67,7 +67,7 @@ _MODULES = {
     "agentrl.engine.base": "Engine",
     "agentrl.engine.local": "LocalEngine",
     "agentrl.engine.sglang": "SGLangEngine",
-    "agentrl.env.env": "Env tools_of",
+    "agentrl.env.env": "Env tool_specs tools_of",
     "agentrl.env.factory": "EnvFactory",
     "agentrl.env.runtime": "uncounted",
     "agentrl.env.tools": "tool",
@@ -159,6 +159,7 @@ __all__ = [
     "run_episode",
     "run_seats",
     "tool",
+    "tool_specs",
     "tools_of",
     "uncounted",
 ]

@@ -38,7 +38,7 @@ VENVS = {
         "textarena==0.7.4",
     ],
     "gem": [*BASE, "gem-llm==0.1.0"],
-    "openenv": ["openenv-core==0.3.0"],
+    "openenv": ["openenv==0.10.0", "fastmcp<4"],
     "servers": MCP_SERVERS,
     "old_servers": ["mcp-server-sqlite==2025.4.25", "mcp<2"],
 }

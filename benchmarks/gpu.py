@@ -1,7 +1,7 @@
 """All training benchmarks on a GPU: `make gpu`. They run in parts of ten minutes, and can be continued.
 
     make gpu                         # all parts; python -m benchmarks.gpu is the same
-    make gpu PART=search-lora        # one of them: learner, engine, demo, search-full, search-lora, megatron
+    make gpu PART=search-lora        # one of them: learner, engine, demo, search-full, search-lora
     make gpu SGLANG=PYTHON           # the part engine with the interpreter that has SGLang, if this one has not
     make gpu DEVICE=cpu              # small, in a few minutes: shows that the parts run, but no speed of a GPU
     make gpu USD=2.50                # the price of an hour of this machine: the bills then have costs
@@ -16,7 +16,6 @@ engine        speed of LocalEngine and of SGLang with 128 episodes at once, and 
 demo          the demo's task: a model made from a seed learns to search by reward
 search-full   the embedded trainer with smollm2-135m in bfloat16 as Search-R1: warm start, then RL, of all weights
 search-lora   the same with LoRA
-megatron      the demo's task through slime's code into Megatron-Core (examples/slime_on_one_device; needs SLIME_SRC)
 
 A part stops after --seconds at a checkpoint, and the program exits with 3. The same command continues, without the
 finished parts. The state is in --out. Each part runs in a separate process, so its memory is measured alone.
@@ -39,7 +38,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PARTS = ("learner", "engine", "demo", "search-full", "search-lora", "megatron")
+PARTS = ("learner", "engine", "demo", "search-full", "search-lora")
 SPEEDS = ("learner", "engine")
 """The names of the parts that benchmarks.gpu_speed runs. benchmarks.gpu_parts runs the other parts."""
 SECONDS = 540

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
-import os
 import random
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -56,7 +53,6 @@ are replaced, as most groups earn nothing at first. A warm start of 30 steps rea
 the rate rises over 30 steps and falls at the same time."""
 _EVEN = "benchmarks.gpu_data:even"
 """The reward of a small run. Such a run would earn nothing with the task's reward, so nothing could be measured."""
-_CHAIN_NEEDS = ("megatron.core", "ray", "httpx", "sympy", "pylatexenc", "tqdm", "PIL", "requests")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +71,10 @@ class Size:
 _ON_A_GPU = {
     "demo": Size(1000, 80, 16, 8, 300, 6000),
     "search": Size(30, 100, 16, 8, 200, 240),
-    "megatron": Size(1000, 100, 16, 8, 300, 6000),
 }
 _SMALL = {
     "demo": Size(10, 2, 4, 4, 16, 64),
     "search": Size(6, 2, 2, 4, 8, 32),
-    "megatron": Size(0, 2, 4, 4, 16, 0),
 }
 _SMALL_PRETRAINED = Size(2, 2, 1, 2, 2, 8)
 """The size of a small run with a model of 100 million parameters, which trains about 20 tokens a second on a CPU."""
@@ -113,7 +107,7 @@ class Job:
 
 
 def main() -> None:
-    run({"demo": embedded, "search": embedded, "megatron": chain})
+    run({"demo": embedded, "search": embedded})
 
 
 def run(parts: Mapping[str, Callable[[Job], dict[str, Any]]]) -> None:
@@ -369,75 +363,6 @@ def score(rewards: Sequence[float]) -> dict[str, Any]:
     means = sorted(statistics.fmean(draw.choices(rewards, k=count)) for _ in range(_REPLICATES))
     low, high = means[round(0.025 * _REPLICATES)], means[round(0.975 * _REPLICATES) - 1]
     return {"mean": round(statistics.fmean(rewards), 4), "interval": [round(low, 4), round(high, 4)], "tasks": count}
-
-
-# slime and Megatron-Core
-
-
-def chain(job: Job) -> dict[str, Any]:
-    """Run examples/slime_on_one_device, until its end or until its time is over."""
-    if missing := cannot_run():
-        return {"status": "not run", "why": missing}
-    size, out = job.size, job.folder / "run"
-    command = [sys.executable, str(ROOT / "examples/slime_on_one_device/run.py"), "--device", job.device]
-    command += ["--dtype", "bfloat16", "--out", str(out), "--data", str(job.folder / "data")]
-    command += ["--steps", str(size.steps), "--prompts", str(size.prompts), "--group", str(size.group)]
-    command += ["--seconds", str(job.seconds)]
-    if job.small:
-        from agentrl.models import save_model, tiny_model, tiny_tokenizer
-        from agentrl_envs.fact_search import write_tasks
-
-        write_tasks(job.folder / "data", train=64, held_out=size.eval_tasks)
-        save_model(tiny_model(0), tiny_tokenizer(), job.folder / "tiny")
-        command += ["--model", str(job.folder / "tiny"), "--reward", _EVEN]
-    subprocess.run(command, cwd=job.folder, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, check=True)
-    steps = lines(out / "metrics.jsonl")
-    if not (out / "summary.json").exists():
-        return {
-            "status": "unfinished",
-            "why": f"its time is over after step {len(steps)} of {size.steps}; run it again",
-        }
-    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
-    return {"status": "finished", "result": chain_figures(summary, steps, small=job.small)}
-
-
-def cannot_run() -> str:
-    """Why `chain` cannot run here; empty if it can."""
-    if not os.environ.get("SLIME_SRC"):
-        return "SLIME_SRC is not set: give the root of slime's source"
-    missing = [name for name in _CHAIN_NEEDS if not _found(name)]
-    if not missing:
-        return ""
-    return f"{', '.join(missing)} not installed: pip install megatron-core==0.16.1 ray httpx sympy pylatexenc requests"
-
-
-def _found(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # of its parent
-        return False
-
-
-def chain_figures(summary: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], *, small: bool) -> dict[str, Any]:
-    rates = {
-        f"{name}_tokens_per_second": round(statistics.median(step[tokens] / step[f"{name}_s"] for step in steps), 1)
-        for name, tokens in (("rollout", "sampled_tokens"), ("train", "read_tokens"))
-    }
-    return {
-        "data": "the demo's questions about cities and countries",
-        "model": "tiny",
-        "dtype": "bfloat16",
-        "steps": summary["steps"],
-        "reward": _EVEN if small else "the task's own",
-        "held_out_greedy_reward": {name: score(rewards) for name, rewards in summary["held_out_rewards"].items()},
-        **rates,
-        "seconds": {
-            name: round(sum(step[f"{name}_s"] for step in steps), 1) for name in ("rollout", "train", "handover")
-        },
-        "peak_gib": {"process": round(max(step["peak_gib"] for step in steps), 2)},
-        "engine_trainer_difference": difference(steps, "gap_mean", "gap_max"),
-        "curve": [round(step["reward"], 4) for step in steps],
-    }
 
 
 # Of both

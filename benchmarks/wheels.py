@@ -37,7 +37,7 @@ class Wheel:
     version: str
     mb: float
     use: str | None
-    """chain: for the part megatron alone. model: for smollm2-135m alone. The other parts run without these."""
+    """model: for smollm2-135m alone. Each other part runs without such a package."""
 
     @property
     def key(self) -> str:

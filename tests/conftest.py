@@ -21,7 +21,6 @@ HERE = Path(__file__).parent
 REQUIRED = os.environ.get("AGENTRL_REQUIRE", "").split(",")
 """What must be here: its tests fail where they would be skipped."""
 SLOW = (
-    "chain",
     "check",
     "cli",
     "engine",
@@ -30,6 +29,7 @@ SLOW = (
     "gateway",
     "hostile",
     "parity",
+    "rehearse",
     "sandbox",
     "slime",
     "train",

@@ -35,7 +35,7 @@ def test_the_public_names_are_these():
         "LocalEngine Message Observation Raw Renderer RequestError ResumeError Reward SGLangEngine SamplingParams "
         "SandboxError SessionOptions Span StepResult StopReason Task TemplateError ToolCall "
         "ToolError ToolResult ToolSpec Trajectory TurnOptions adapt load_renderer resume_episode resume_seats "
-        "run_episode run_seats tool tools_of uncounted"
+        "run_episode run_seats tool tool_specs tools_of uncounted"
     )
     assert all(hasattr(agentrl, name) for name in agentrl.__all__)
 

@@ -10,9 +10,9 @@ import pytest
 from tests.house import ROOT, load_house
 
 ORDER = (
-    ("__main__",),
+    ("__main__", "rehearse"),
     ("cli",),
-    ("slime", "check", "init", "view"),
+    ("slime", "hosts", "check", "init", "view"),
     ("train", "rewards"),
     ("rollout", "gateway", "testing"),
     ("chat", "episode", "workers"),

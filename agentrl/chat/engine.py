@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 from uuid import uuid4
 
 from agentrl.chat.client import ChatModel, Speaker
@@ -30,6 +30,8 @@ class ChatEngine(AsyncClosing):
     The engine cuts replies at stop strings. The log-probs are invented, so the tokens fit supervised training, but not
     reinforcement learning. `ChatReply` holds the parts of a message that have no tokens.
     """
+
+    takes_messages: Literal[True] = True
 
     def __init__(self, speaker: Speaker, renderer: Renderer, *, by: Mapping[str, str] | None = None) -> None:
         """`by` names the speaker in `Trajectory.info["player"]`; the default is a ChatModel's name and host."""

@@ -4,8 +4,9 @@
     [project.entry-points."agentrl.commands"]
     weather = "weather.cli:weather"
 
-After that, `agentrl weather` calls the function, or the Typer, wherever the package is installed. A command's module is
-imported when the command runs, or when its help is shown.
+After that, `agentrl weather` calls the function, or the Typer, wherever the package is installed. The name
+`slime.weather` makes it a command of the group `slime`: `agentrl slime weather`. A command's module is imported when
+the command runs, or when its help is shown.
 """
 
 from __future__ import annotations
@@ -33,15 +34,18 @@ the core works without these packages."""
 
 
 class Commands(Mapping[str, Any]):
-    """Name -> command, imported when it is asked for."""
+    """Name -> command of typer, imported when it is asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = "") -> None:
+        """With the prefix `slime.`: the commands that packages add to the group `slime`."""
+        self._prefix = prefix
         self._imported: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._imported:
-            command = _imported(name, self._paths[name])
-            self._imported[name] = None if command is None else _built(name, command)
+            full_name = self._prefix + name
+            command = _imported(full_name, self._paths[name])
+            self._imported[name] = None if command is None else _built(full_name, command)
         if self._imported[name] is None:
             raise KeyError(name)
         return self._imported[name]
@@ -52,11 +56,17 @@ class Commands(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._paths)
 
+    def importable(self) -> dict[str, Any]:
+        """The commands that can be imported."""
+        return {name: command for name in self if (command := self.get(name)) is not None}
+
     @cached_property
     def _paths(self) -> dict[str, str]:
         from importlib.metadata import entry_points
 
-        return dict(sorted({**{point.name: point.value for point in entry_points(group=GROUP)}, **CORE}.items()))
+        paths = {**{point.name: point.value for point in entry_points(group=GROUP)}, **CORE}
+        names = {name.removeprefix(self._prefix): name for name in paths if name.startswith(self._prefix)}
+        return {name: paths[names[name]] for name in sorted(names) if "." not in name}
 
 
 class CommandGroup(TyperGroup):
@@ -67,8 +77,7 @@ class CommandGroup(TyperGroup):
         self.commands: Any = Commands()
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The commands that can be imported."""
-        return [name for name in self.commands if self.commands.get(name) is not None]
+        return list(self.commands.importable())
 
 
 def _imported(name: str, path: str) -> Any:
@@ -88,11 +97,13 @@ def _imported(name: str, path: str) -> Any:
         return None
 
 
-def _built(name: str, command: Any) -> Any:
-    """The command of typer for a function, or for a Typer with subcommands of its own."""
-    group = typer.Typer()
-    if isinstance(command, typer.Typer):
-        group.add_typer(command, name=name)
-    else:
-        group.command(name)(command)
-    return get_group(group).commands[name]
+def _built(full_name: str, command: Any) -> Any:
+    """The command of typer for a function, or for a Typer with its own subcommands and those of other packages."""
+    app, name = typer.Typer(), full_name.rpartition(".")[2]
+    if not isinstance(command, typer.Typer):
+        app.command(name)(command)
+        return get_group(app).commands[name]
+    app.add_typer(command, name=name)
+    group = get_group(app).commands[name]
+    group.commands.update(Commands(f"{full_name}.").importable())
+    return group

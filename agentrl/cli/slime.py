@@ -1,4 +1,4 @@
-"""`agentrl slime init`: write the launch of a slime run."""
+"""`agentrl slime`: write the launch of a slime run. The room `rehearse` adds `agentrl slime rehearse`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import typer
 
 from agentrl.cli._errors import one_line_errors
 
-slime = typer.Typer(help="Write a launch script for slime.", no_args_is_help=True)
+slime = typer.Typer(help="Write a launch script for slime, and rehearse it.", no_args_is_help=True)
 
 
 @slime.callback()
 def _root() -> None:
-    """Makes typer read `init` as a subcommand, although the group has no other."""
+    """Makes typer read `init` as a subcommand, also if the group has no other."""
 
 
 @slime.command()

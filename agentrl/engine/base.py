@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, TypedDict, runtime_checkable
+from typing import Any, Literal, Protocol, Self, TypedDict, runtime_checkable
 
 from agentrl.image import Image
 from agentrl.types import ChatReply, Generation, Message, SamplingParams, ToolSpec
@@ -105,9 +105,11 @@ def ask(
     return answer
 
 
-@runtime_checkable
 class MessageEngine(Engine, Protocol):
-    """An engine that takes messages instead of tokens: ChatEngine. The generations cannot be trained on."""
+    """An engine that takes messages instead of tokens: ChatEngine. The class has `takes_messages = True`. The
+    generations cannot be trained on."""
+
+    takes_messages: Literal[True]
 
     async def answer(
         self,
@@ -124,6 +126,11 @@ class MessageEngine(Engine, Protocol):
         ContextFullError if the conversation is longer than this model can read.
         """
         ...
+
+
+def message_engine(engine: Any) -> MessageEngine | None:
+    """The engine if its class has `takes_messages = True`, else None. A method `answer` alone is no such statement."""
+    return engine if getattr(engine, "takes_messages", False) else None
 
 
 @runtime_checkable

@@ -185,8 +185,7 @@ class Env:
 
     def tools(self) -> MaybeAwait[Sequence[ToolSpec]]:
         """The tools of this episode; called once after reset. Default: the @tool methods, then the task's tools."""
-        declared = (copied(tool.spec, f"the schema of {tool.name}") for tool in self._agentrl_tools.values())
-        return [*declared, *map(normal_spec, self.task.tools)]
+        return _declared_specs(type(self), self.task)
 
     def reset(self, task: Task, /) -> MaybeAwait[Observation]:
         """The first observation. Default: the task's prompt."""
@@ -306,6 +305,27 @@ def tools_of(env: type[Env] | Env) -> Mapping[str, Tool]:
     An Env can offer more tools in `tools`, and a task can bring tools.
     """
     return env._agentrl_tools
+
+
+def tool_specs(env: type[Env] | Env, task: Task | None = None) -> list[ToolSpec]:
+    """The tools that an episode of `task` will offer, in the order of the prompt: the @tool methods, then the task's
+    own.
+
+    For a program that needs the tools before the episode, such as another trainer's. Raises ConfigError for a class
+    that overrides `tools`, because only the episode knows the tools of such a class.
+    """
+    cls = env if isinstance(env, type) else type(env)
+    if cls.tools is not Env.tools:
+        raise ConfigError(
+            f"{cls.__name__}.tools decides in each episode which tools there are: read them after reset, in "
+            "Trajectory.tools"
+        )
+    return _declared_specs(cls, task or Task())
+
+
+def _declared_specs(cls: type[Env], task: Task) -> list[ToolSpec]:
+    declared = (copied(tool.spec, f"the schema of {tool.name}") for tool in tools_of(cls).values())
+    return [*declared, *map(normal_spec, task.tools)]
 
 
 def is_agent(cls: type[Env]) -> bool:

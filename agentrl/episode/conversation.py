@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from agentrl._util.boundary import at_boundary
 from agentrl._util.concurrency import Deadline
-from agentrl.engine.base import Engine, MessageEngine, RequestFields, ask, stop_strings
+from agentrl.engine.base import Engine, MessageEngine, RequestFields, ask, message_engine, stop_strings
 from agentrl.episode.bad_calls import messages_of, with_calls
 from agentrl.episode.chat_transcript import ChatTranscript, as_user, cut_to
 from agentrl.episode.engine_aborts import EngineAborts
@@ -84,7 +84,7 @@ class Conversation:
     """Number of generated tokens that were discarded, after a stop string that the engine missed or above a speaker's
     limit."""
     speaker: MessageEngine | None = field(init=False)
-    """The engine if it is a MessageEngine, else None. Checked only once, because a check against a protocol is slow."""
+    """The engine if it is a MessageEngine, else None."""
     spoken: ChatTranscript = field(default_factory=ChatTranscript)
     """The messages of a MessageEngine, in the form of its speaker."""
     _unanswered: Action | None = None
@@ -93,7 +93,7 @@ class Conversation:
 
     def __post_init__(self) -> None:
         self.renderer = self.options.renderer(self.renderer)
-        self.speaker = self.engine if isinstance(self.engine, MessageEngine) else None
+        self.speaker = message_engine(self.engine)
 
     async def open(self) -> None:
         """Ask the engine for the maximum length of a sequence. Call this method first."""

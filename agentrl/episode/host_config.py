@@ -49,7 +49,28 @@ class ParkingConfig(BaseModel):
         return self
 
 
-class HostedConfig(EpisodeConfig):
+class TemplateConfig(EpisodeConfig):
+    """The keys for the tokenizer and the chat template of a host's model."""
+
+    model: str | None = None
+    """Folder of the tokenizer. Default: the host's setting."""
+    chat_template: str | None = None
+    """File with a chat template to use instead of the tokenizer's."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Arguments of the chat template. Default: the host's setting."""
+
+    def template_text(self) -> str | None:
+        """The text of `chat_template`; None if the tokenizer's template is used. Raises ConfigError for an unreadable
+        file."""
+        if self.chat_template is None:
+            return None
+        try:
+            return Path(self.chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as exc:
+            raise ConfigError(f"chat_template {self.chat_template}: {exc}; name a readable Jinja file") from exc
+
+
+class HostedConfig(TemplateConfig):
     """The keys of a host's `agentrl` mapping. A subclass adds the host's own keys.
 
     A data row's metadata["env"] replaces `env`. This Env gets `env_config`, unless `env_configs` has an entry for it.
@@ -59,12 +80,6 @@ class HostedConfig(EpisodeConfig):
     env_configs: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Path of an Env, as written in the data rows -> its configuration in place of `env_config`."""
 
-    model: str | None = None
-    """Folder of the tokenizer. Default: the host's setting."""
-    chat_template: str | None = None
-    """File with a chat template to use instead of the tokenizer's."""
-    chat_template_kwargs: dict[str, Any] | None = None
-    """Arguments of the chat template. Default: the host's setting."""
     engine: str | None = None
     """URL of an SGLang server or router. Default: the host's setting."""
     engine_retry_s: float = Field(default=RETRY_S, ge=0, allow_inf_nan=False)
@@ -91,16 +106,6 @@ class HostedConfig(EpisodeConfig):
             raise ConfigError(
                 f"{exc}; it got the env_config of {self.env}: give it its own, as in `env_configs: {{{path!r}: {{}}}}`"
             ) from exc
-
-    def template_text(self) -> str | None:
-        """The text of `chat_template`; None if the tokenizer's template is used. Raises ConfigError for an unreadable
-        file."""
-        if self.chat_template is None:
-            return None
-        try:
-            return Path(self.chat_template).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as exc:
-            raise ConfigError(f"chat_template {self.chat_template}: {exc}; name a readable Jinja file") from exc
 
 
 def from_environment() -> tuple[str, Any]:

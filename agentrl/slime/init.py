@@ -112,6 +112,7 @@ def next_steps(folder: Path, model: str, slime: Path) -> list[str]:
     steps = [
         f"export SLIME=... MEGATRON=... MODEL=... DATA=..., and make REF as {script} describes",
         f"CHECK=1 bash {script}   # what would go wrong, before a GPU is taken",
+        f"agentrl slime rehearse {script}   # plays slime's own program on this machine's CPU",
         f"bash {script}",
     ]
     if (slime / f"scripts/run-{model}.sh").is_file():

@@ -204,7 +204,8 @@ def _routed_experts(flags: HostArgs, rows: int, prompt_length: int, generations:
         if experts is None:
             raise ConfigError(
                 "--use-rollout-routing-replay: the engine returned no routed_experts; start SGLang with "
-                "--enable-return-routed-experts, or remove the flag"
+                "--enable-return-routed-experts, take a router that passes the request on (PyPI's sglang-router 0.3.2 "
+                "does not), or remove the flag"
             )
         seen = prompt_length + generation.start + generation.count - 1
         if start > len(routes) or experts.size != (seen - start) * layers * topk:

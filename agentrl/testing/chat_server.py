@@ -60,7 +60,8 @@ def chat_server(reply: Replying, *, port: int = 0, key: str | None = None) -> It
     """Serve POST /v1/chat/completions on 127.0.0.1 from a thread. Requests are handled concurrently.
 
     Port 0 takes a free port. With a `key`, requests with a different key get HTTP 401. The numbers of tokens in
-    responses are numbers of words. An exception of `reply` becomes HTTP 500. Raises OSError for a port that is in use.
+    responses are numbers of words. A request with `"stream": true` gets the same reply as server-sent events. An
+    exception of `reply` becomes HTTP 500. Raises OSError for a port that is in use.
     """
     server = _ChatHttpServer(("127.0.0.1", port), _Handler)
     server.reply, server.key = reply, key
@@ -90,6 +91,32 @@ def completion(reply: str | Message | Mapping[str, JSON], body: Mapping[str, JSO
         "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls" if calls else "stop"}],
         "usage": {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer},
     }
+
+
+def _response(whole: JSON, body: Mapping[str, JSON]) -> Answer:
+    """The HTTP response with a chat completion: JSON, or events if the request `body` asks for a stream. A body without
+    choices, such as an error, is never streamed."""
+    if body.get("stream") is not True or "choices" not in whole:
+        return Answer(whole)
+    head = {**{name: whole[name] for name in whole.keys() - {"choices", "usage"}}, "object": "chat.completion.chunk"}
+    events = [{**head, "choices": [choice]} for sent in whole["choices"] for choice in _chunks(sent)]
+    if (body.get("stream_options") or {}).get("include_usage"):
+        events.append({**head, "choices": [], "usage": whole.get("usage")})
+    lines = [*map(json.dumps, events), "[DONE]"]
+    return Answer("".join(f"data: {line}\n\n" for line in lines), headers={"Content-Type": "text/event-stream"})
+
+
+def _chunks(choice: JSON) -> list[JSON]:
+    """A choice of a completion as the choices of three chunks: the role, the message, the finish reason."""
+    message = {name: value for name, value in choice["message"].items() if name != "role"}
+    if calls := message.get("tool_calls"):
+        message["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls)]
+    deltas: tuple[JSON, ...] = ({"role": "assistant", "content": ""}, message, {})
+    ends = (None, None, choice.get("finish_reason"))
+    return [
+        {"index": choice.get("index", 0), "delta": delta, "finish_reason": end}
+        for delta, end in zip(deltas, ends, strict=True)
+    ]
 
 
 def _sent(message: Message) -> Message:
@@ -144,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
             reply = asyncio.run(_awaited(self.server.reply(body["messages"], body.get("tools") or ())))
         except Exception as exc:  # noqa: BLE001 - the boundary of the user's function: the client reads the error
             return Answer({"error": {"message": f"{type(exc).__name__}: {exc}"}}, 500)
-        return reply if isinstance(reply, Answer) else Answer(completion(reply, body))
+        return reply if isinstance(reply, Answer) else _response(completion(reply, body), body)
 
     def _send(self, answer: Answer) -> None:
         text = isinstance(answer.body, str)

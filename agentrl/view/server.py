@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from aiohttp import web
 
+from agentrl._util.http_log import server_log
 from agentrl.errors import ConfigError
 from agentrl.types import JSON
 from agentrl.view.answers import PageAnswers
@@ -66,7 +67,7 @@ class ViewServer:
         app.router.add_get("/export", self._export)
         app.router.add_get("/image", self._image)
         app.router.add_get("/api/{name}", self._api)
-        self._runner = web.AppRunner(app, access_log=None)
+        self._runner = web.AppRunner(app, access_log=None, logger=server_log(f"{__name__}.http"))
         await self._runner.setup()
         site = web.TCPSite(self._runner, self.host, port)
         try:

@@ -25,8 +25,14 @@ class LoopThread:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._started()))
 
     def run_here(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine, for a caller without an event loop. The caller is blocked until the result."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._started()).result()
+        """Run a coroutine, for a caller without an event loop. The caller is blocked until the result. If the caller is
+        interrupted, the coroutine is cancelled."""
+        running = asyncio.run_coroutine_threadsafe(coroutine, self._started())
+        try:
+            return running.result()
+        except BaseException:
+            running.cancel()
+            raise
 
     def stop(self) -> None:
         """End the thread. Safe to call twice."""

@@ -1,6 +1,6 @@
-"""OpenEnv's protocol: compare openenv-core's client with the adapter, on the same openenv-core server.
+"""OpenEnv's protocol: compare openenv's client with the adapter, on the same openenv server.
 
-openenv-core has no environments, and those of its repository are on no package registry. So the server runs the
+openenv has no environments, and those of its repository are on no package registry. So the server runs the
 environment that `openenv init` writes, and an environment for each other kind of action: a text among fields, several
 fields, MCP tools.
 """
@@ -92,7 +92,7 @@ async def adapted(url: str, kind: str, plays: list[tuple[int, list[dict[str, Any
 
 
 def reference(urls: dict[str, str]) -> dict[str, list[Any]]:
-    """Kind of environment -> the results of openenv-core's client for each seed."""
+    """Kind of environment -> the results of openenv's client for each seed."""
     plays = [(url, seed, actions(kind, seed)) for kind, url in urls.items() for seed in SEEDS_31]
     command = [PYTHON, PARTS / "reference.py"]
     done = subprocess.run(command, input=json.dumps(plays), capture_output=True, text=True, check=True)

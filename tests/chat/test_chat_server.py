@@ -12,6 +12,7 @@ import pytest
 
 from agentrl._util.http import HttpService
 from agentrl.errors import InfraError
+from agentrl.testing import call
 from agentrl.testing.chat_server import chat_server
 
 USE = """
@@ -57,3 +58,43 @@ async def test_a_server_that_has_answered_before_may_come_back(monkeypatch):
         await service.post({"messages": []})
     with pytest.raises(InfraError, match="failed 2 times; the last error: nothing listens at 127"):
         await service.post({"messages": []})
+
+
+@pytest.fixture
+def openai():
+    return pytest.importorskip("openai", reason="openai is not installed")
+
+
+async def test_a_client_that_streams_reads_the_same_reply_in_pieces(openai):
+    def reply(messages, tools):
+        return call("search", query="France") if len(messages) == 1 else "Paris, of course"
+
+    async def streamed(messages, **options):
+        stream = client.chat.completions.stream(model="m", messages=messages, **options)
+        async with stream as events:
+            return await events.get_final_completion()
+
+    with chat_server(reply) as server:
+        async with openai.AsyncOpenAI(base_url=server.url, api_key="none", max_retries=0) as client:
+            for messages in ([{"role": "user", "content": "?"}], [{"role": "user", "content": "?"}] * 2):
+                whole = await client.chat.completions.create(model="m", messages=messages)
+                pieces = await streamed(messages, stream_options={"include_usage": True})
+                assert pieces.choices[0].finish_reason == whole.choices[0].finish_reason
+                assert plain(pieces.choices[0].message) == plain(whole.choices[0].message)
+                assert pieces.usage == whole.usage
+            assert (await streamed(messages)).usage is None
+
+
+def plain(message):
+    calls = [(call.id, call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls or ()]
+    return message.content or "", calls
+
+
+async def test_an_error_is_not_streamed(openai):
+    def reply(messages, tools):
+        raise ValueError("no such country")
+
+    with chat_server(reply) as server:
+        async with openai.AsyncOpenAI(base_url=server.url, api_key="none", max_retries=0) as client:
+            with pytest.raises(openai.InternalServerError, match="no such country"):
+                await client.chat.completions.create(model="m", messages=[], stream=True)

@@ -21,12 +21,12 @@ def install(tmp_path, monkeypatch):
     """A function that installs a package with one command: its module's text, and the entry point."""
     monkeypatch.syspath_prepend(tmp_path)
 
-    def installed(text, value):
+    def installed(text, value, name="weather"):
         (tmp_path / f"{value.partition(':')[0]}.py").write_text(text)
         info = tmp_path / "plugin-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[{GROUP}]\nweather = {value}\n")
+        (info / "entry_points.txt").write_text(f"[{GROUP}]\n{name} = {value}\n")
 
     return installed
 
@@ -44,6 +44,23 @@ def test_only_the_command_that_is_asked_for_is_imported(install):
     assert "commands_in_time" not in sys.modules
     assert commands["weather"] is commands["weather"]
     assert "commands_in_time" in sys.modules
+
+
+def test_a_package_adds_a_command_to_a_group(install, agentrl):
+    install("def weather():\n    print('rain')\n", "commands_in_a_group:weather", "slime.weather")
+    commands = Commands()
+    assert not {"weather", "slime.weather"} & set(commands)
+    assert "commands_in_a_group" not in sys.modules
+    assert {"init", "rehearse", "weather"} <= set(commands["slime"].commands)
+    assert agentrl("slime", "weather") == 0
+    assert agentrl.stdout == "rain\n"
+
+
+def test_a_group_keeps_its_own_commands_if_an_added_one_fails_to_import(install, agentrl):
+    install("1 / 0\n", "commands_of_a_group_that_fail:weather", "slime.weather")
+    assert agentrl("slime", "init", "--help") == 0
+    assert "warning: no command slime.weather: " in agentrl.stderr
+    assert agentrl("slime", "weather") == 2
 
 
 def test_a_command_that_fails_to_import_is_left_out_with_a_warning(install, capsys):
@@ -75,7 +92,8 @@ def test_each_command_of_a_pyproject_exists_and_is_installed(folder):
     if not file.exists():
         pytest.skip("an sdist of agentrl-sdk has no envs and no sandbox")
     pyproject = tomllib.loads(file.read_text(encoding="utf-8"))
-    names = set(typer.main.get_command(app).commands)
+    commands = typer.main.get_command(app).commands
+    names = {*commands, *(f"slime.{name}" for name in commands["slime"].commands)}
     for name, path in pyproject["project"]["entry-points"][GROUP].items():
         command = load_object(path)
         assert isinstance(command, typer.Typer) or callable(command), path

@@ -10,7 +10,7 @@ import pytest
 from agentrl import Env, EnvFactory, EpisodeOptions, Limits, Raw, StepResult, StopReason, Task, run_episode, tool
 from agentrl.chat.client import ChatModel, ScriptedSpeaker
 from agentrl.engine import ChatEngine, ScriptedEngine
-from agentrl.engine.base import MessageEngine
+from agentrl.engine.base import message_engine
 from agentrl.errors import ContextFullError, TemplateError
 from agentrl.testing import call
 from agentrl.testing.chat_server import Answer, chat_server
@@ -272,7 +272,7 @@ async def test_any_speaker_is_a_player_and_is_asked_no_longer_after_an_abort(ren
         await asyncio.Event().wait()
 
     engine = ChatEngine(ScriptedSpeaker(say), renderer)
-    assert isinstance(engine, MessageEngine)
+    assert message_engine(engine) is engine
     asking = asyncio.create_task(engine.answer([], (), {}, rid="r"))
     await begun.wait()
     await engine.abort("r")

@@ -185,7 +185,6 @@ async def test_model_path_does_not_tell_which_folders_exist(http, with_weights, 
     [
         ({"model_path": 7}, "model_path"),
         ({"model_path": "m", "weight_version": 7}, "weight_version"),
-        ({"model_path": "m", "abort_all_requests": True}, "abort_all_requests"),
         ({"model_path": "m", "manifest": {"a": 1}}, "manifest"),
     ],
 )

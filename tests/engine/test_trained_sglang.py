@@ -130,34 +130,35 @@ async def test_whole_weights_from_disk_with_sleep(settings, weights_come_back):
 
 async def test_episodes_are_played_during_updates(settings, weights_come_back):
     class Watched(Trainer):
-        """Counts the updates in which requests were answered."""
+        """Counts the answers for later steps that arrive before an update ends."""
 
         def update(self, groups, step):
-            began = answered.count
-            found = super().update(groups, step)
-            deadline = time.monotonic() + 30  # an update of this model is shorter than a request
-            while answered.count == began and step < 4 and time.monotonic() < deadline:
+            answers.trained += sum(len(trajectory.actions) for group in groups for trajectory in group)
+            metrics = super().update(groups, step)
+            deadline = time.monotonic() + 60  # an update of this model is shorter than a request
+            while answers.all <= answers.trained and step < 4 and time.monotonic() < deadline:
                 time.sleep(0.01)
-            answered.during.append(answered.count - began)
-            return found
+            answers.ahead.append(answers.all - answers.trained)
+            return metrics
 
         def _open_engine(self, renderer):
             engine = super()._open_engine(renderer)
             generate = engine.generate
 
             async def counted(*args, **more):
-                found = await generate(*args, **more)
-                answered.count += 1
-                return found
+                answer = await generate(*args, **more)
+                answers.all += 1
+                return answer
 
             engine.generate = counted
             return engine
 
-    answered = SimpleNamespace(count=0, during=[])
+    answers = SimpleNamespace(all=0, trained=0, ahead=[])
     config = TrainConfig.make(**settings, steps=4, staleness=1, engine={"kind": "sglang", "url": URL})
     await run(config, Watched)
     lines = [json.loads(line) for line in (Path(settings["out"]) / "metrics.jsonl").read_text().splitlines()]
-    assert min(answered.during[:3]) > 0, "groups of later steps are played meanwhile"
+    assert min(answers.ahead[:3]) > 0, "groups of later steps are played meanwhile"
+    assert answers.ahead[3] == 0
     assert max(line["token_age_max"] for line in lines) == 1
     for step, sampled_by in enumerate(versions(settings["out"]), 1):
         assert sampled_by <= {str(step - 2), str(step - 1)}

@@ -25,6 +25,8 @@ from agentrl import (
     ToolError,
     ToolResult,
     tool,
+    tool_specs,
+    tools_of,
 )
 from agentrl.env.env import begin_env, runtime
 from agentrl.env.factory import load_env
@@ -100,6 +102,27 @@ async def test_calls_run_concurrently_and_are_answered_in_order():
         {"role": "tool", "tool_call_id": "c1", "name": "wait", "content": "waited 0.01"},
     ]
     assert (result.done, result.reward) == (False, None)
+
+
+async def test_the_tools_are_known_before_the_episode():
+    mine = {"name": "mine", "parameters": {"type": "object", "properties": {}}}
+
+    class Both(Tools):
+        def exec_tool(self, call):
+            return "done"
+
+    class Late(Tools):
+        def tools(self):
+            return []
+
+    task = Task(prompt="?", tools=[mine])
+    played = await rollout(Both(), task, ["bye"])
+    assert tool_specs(Both, task) == tool_specs(Both(), task) == list(played.tools)
+    assert [spec["function"]["name"] for spec in tool_specs(Both)] == [*tools_of(Both)]
+    tool_specs(Both)[0]["function"]["name"] = "changed"
+    assert "changed" not in str(tool_specs(Both)), "the caller gets copies"
+    with pytest.raises(ConfigError, match=r"^Late\.tools decides in each episode"):
+        tool_specs(Late)
 
 
 async def test_tools_marked_alone_and_plain_functions_never_overlap():

@@ -16,10 +16,9 @@ from agentrl.testing import call
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {}}}}
 
 
-async def opened(renderer, script, **limits) -> Conversation:
-    talk = Conversation(
-        ScriptedEngine(script, renderer), renderer, Trajectory(), EpisodeOptions(limits=Limits(**limits))
-    )
+async def opened(renderer, script, *, engine=None, **limits) -> Conversation:
+    engine = engine or ScriptedEngine(script, renderer)
+    talk = Conversation(engine, renderer, Trajectory(), EpisodeOptions(limits=Limits(**limits)))
     await talk.open()
     talk.use_tools([TOOL])
     talk.begin([{"role": "user", "content": "Capital of France?"}])
@@ -38,6 +37,16 @@ async def test_two_turns_without_an_env(renderer):
     ledger = talk.trajectory.ledger
     assert ledger.sampled == ledger.trained == sum(len(a.tokens) for a in talk.trajectory.actions)
     assert talk.engine.requests[1] == talk.trajectory.tokens[: len(talk.engine.requests[1])]
+
+
+async def test_a_method_named_answer_makes_no_engine_of_messages(renderer):
+    class Answering(ScriptedEngine):
+        async def answer(self):
+            raise AssertionError("an engine of tokens is asked with tokens")
+
+    talk = await opened(renderer, [], engine=Answering(["Paris"], renderer))
+    action, _ = await talk.sample()
+    assert (action.content, talk.speaker) == ("Paris", None)
 
 
 async def test_bounds_and_aborts_say_why_it_ends(renderer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,7 @@ def folder(tmp_path: Path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("AGENTRL_CONFIG", raising=False)
     monkeypatch.setattr(arguments, "HOSTS", ())  # slime is not installed, whatever other tests have imported
+    monkeypatch.setitem(sys.modules, "sglang_router.router_args", None)  # the router is not installed either
     (tmp_path / "my_env.py").write_text(ENVS)
     (tmp_path / "train.jsonl").write_text('{"prompt": "a", "label": "b"}\n')
     configure()

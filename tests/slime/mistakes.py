@@ -81,6 +81,8 @@ def run(tmp_path: Path, monkeypatch) -> Callable[..., list[Finding]]:
     (tmp_path / "bin/agentrl").chmod(0o755)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(arguments, "HOSTS", ())
+    monkeypatch.setitem(sys.modules, "sglang_router.router_args", None)
+    monkeypatch.setenv("ROUTER_POLICY", "consistent_hashing")
     monkeypatch.delenv("AGENTRL_CONFIG", raising=False)
     values = {"SLIME": "slime", "MEGATRON": "/megatron", "MODEL": "/models/m", "DATA": ".", "CHECK": "1", "GPUS": "8"}
     environment = {**os.environ, **values, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}

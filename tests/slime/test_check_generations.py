@@ -93,7 +93,11 @@ MISTAKES = {
             "warning",
             "counts the 0.0 of failed episodes",
         ),
-        ((SCRIPT, "--router-policy consistent_hashing", ""), "warning", "add --router-policy consistent_hashing"),
+        (
+            (SCRIPT, '--router-policy "${ROUTER_POLICY:-consistent_hashing}"', ""),
+            "warning",
+            "add --router-policy consistent_hashing",
+        ),
     ],
     "0.4": [
         (

@@ -172,7 +172,7 @@ def test_a_folder_of_that_name_is_no_slime(folder, monkeypatch):
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setattr(arguments, "HOSTS", ("miles",))
     assert not read(read_command(["train.py", "--rollout-batch-size", "4"]), {}).exact
-    assert arguments._host(()) is None
+    assert arguments.host_of(()) is None
 
 
 STAND_INS = {

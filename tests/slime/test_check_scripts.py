@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,7 @@ def test_slimes_own_scripts_raise_no_false_alarm(script, programs, tmp_path, mon
     if len([word for word in command.words if word.startswith("--")]) < 20:
         pytest.skip("bash reaches no train.py without the machine that the script is for, or with few of its flags")
     monkeypatch.setattr(arguments, "HOSTS", ())
+    monkeypatch.setitem(sys.modules, "sglang_router.router_args", None)
     monkeypatch.chdir(tmp_path)
     Path("my_env.py").write_text(ENV)
     Path("agentrl.yaml").write_text("agentrl: {env: my_env.py:E}\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -117,6 +118,8 @@ def world(tmp_path: Path, monkeypatch) -> Path:
         "no_proxy": "example.org",
         "RECORD": tmp_path / "record",
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "HOME": tmp_path,
+        "ROUTER_POLICY": "consistent_hashing",
     }.items():
         monkeypatch.setenv(name, str(value))
     for name in (
@@ -132,9 +135,15 @@ def world(tmp_path: Path, monkeypatch) -> Path:
         "WANDB_GROUP",
         "TENSORBOARD_DIR",
         "AGENTRL_CONFIG",
+        "RAY_PORT",
+        "RAY_AUTH_MODE",
+        "RAY_AUTH_TOKEN",
+        "RAY_AUTH_TOKEN_PATH",
+        "HEAD_WAIT",
     ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(arguments, "HOSTS", ())  # slime is not installed, whatever other tests have imported
+    monkeypatch.setitem(sys.modules, "sglang_router.router_args", None)  # nor the router
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -259,13 +268,92 @@ def test_tracking_is_an_environment_variable(world):
     assert '"TENSORBOARD_DIR": "/logs"' in next(w for w in tracked[-1] if w.startswith("--runtime-env-json"))
 
 
-def test_another_node_joins_the_first(world, monkeypatch):
-    monkeypatch.setenv("NODE", "1")
+@pytest.fixture
+def other_node(world, monkeypatch) -> Path:
+    """The second node, whose first node is this machine."""
+    for name, value in {"NODES": "2", "NODE": "1", "HEAD": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.delenv("DATA")
-    stop, join = start(EXAMPLE, NODES="2")
+    return EXAMPLE
+
+
+def test_another_node_joins_the_first(other_node):
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        port = head.getsockname()[1]
+        stop, join = start(other_node, RAY_PORT=str(port))
     assert stop == ["ray", "stop"]
-    assert join[:4] == ["ray", "start", "--address", "10.0.0.1:6379"]
+    assert join[:4] == ["ray", "start", "--address", f"127.0.0.1:{port}"]
     assert "--block" in join
+
+
+def test_another_node_waits_for_the_first(other_node, world):
+    with socket.socket() as head:
+        head.bind(("127.0.0.1", 0))  # not listening yet
+        port = head.getsockname()[1]
+        environment = {**os.environ, "RAY_PORT": str(port)}
+        with subprocess.Popen(["bash", str(other_node)], stdout=subprocess.PIPE, text=True, env=environment) as joining:
+            assert joining.stdout is not None
+            line = joining.stdout.readline()
+            assert line == f"waiting for the first node at 127.0.0.1:{port}, at most 600 s\n"
+            head.listen()
+            assert joining.wait(30) == 0
+            assert joining.stdout.read() == ""
+    assert [json.loads(line)[1] for line in (world / "record").read_text().splitlines()] == ["stop", "start"]
+
+
+def test_another_node_does_not_wait_forever(other_node):
+    with socket.socket() as head:
+        head.bind(("127.0.0.1", 0))
+        environment = {**os.environ, "RAY_PORT": str(head.getsockname()[1]), "HEAD_WAIT": "0"}
+        done = subprocess.run(["bash", str(other_node)], capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, "after 0 s: start this script with NODE=0 there, or correct HEAD" in done.stderr) == (
+        1,
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("variables", "token", "mode"),
+    [
+        ({}, False, "disabled"),
+        ({}, True, "token"),
+        ({"RAY_AUTH_TOKEN": "a"}, False, "token"),
+        ({"RAY_AUTH_MODE": "disabled"}, True, "disabled"),
+    ],
+)
+def test_ray_and_the_job_agree_about_tokens(world, variables, token, mode):
+    """Once somebody has called ray.init under the account, Ray demands a token."""
+    if token:
+        (world / ".ray").mkdir()
+        (world / ".ray/auth_token").write_text("a" * 64)
+    recorder = (world / "bin/ray").read_text()
+    (world / "bin/ray").write_text(recorder.replace("*sys.argv[1:]", "*sys.argv[1:], os.environ['RAY_AUTH_MODE']"))
+    *_, begin, submit = start(EXAMPLE, **variables)
+    assert (begin[-1], submit[-1], job_variables(submit)["RAY_AUTH_MODE"]) == (mode, mode, mode)
+
+
+@pytest.mark.parametrize(
+    ("choices", "variables", "policy"),
+    [
+        (["cache_aware", "consistent_hashing"], {}, "consistent_hashing"),
+        (["cache_aware", "manual"], {}, "manual"),
+        (["cache_aware"], {}, "cache_aware"),
+        (["cache_aware", "manual"], {"ROUTER_POLICY": "round_robin"}, "round_robin"),
+        (None, {}, "consistent_hashing"),
+    ],
+)
+def test_the_policy_is_one_that_the_router_takes(world, monkeypatch, choices, variables, policy):
+    monkeypatch.delenv("ROUTER_POLICY")
+    (world / "bin/python3").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (world / "bin/python3").chmod(0o755)
+    if choices is not None:
+        (world / "sglang_router").mkdir()
+        (world / "sglang_router/__init__.py").touch()
+        function = f"def add_cli_args(parser):\n        parser.add_argument('--policy', choices={choices})\n"
+        (world / "sglang_router/router_args.py").write_text(f"class RouterArgs:\n    {function}")
+    path = os.pathsep.join(filter(None, [str(world), str(ROOT), os.environ.get("PYTHONPATH")]))
+    checked = start(EXAMPLE, CHECK="1", PYTHONPATH=path, **variables)[0]
+    assert checked[checked.index("--router-policy") + 1] == policy
 
 
 def job_variables(words: list[str]) -> dict[str, str]:

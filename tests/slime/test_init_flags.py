@@ -85,6 +85,7 @@ def test_slimes_own_parser_takes_what_init_writes(parsed):
     theirs = {word for words in left_over for word in words if word.startswith("--")}
     spelt = "\n".join(file.read_text() for file in Path(SOURCE).rglob("*.sh"))
     spelt += Path(SOURCE, "docs/en/advanced/sglang-config.md").read_text()  # which names --router-policy
+    spelt += "--override-opt_param-scheduler"  # of Megatron's megatron/training
     assert len(theirs) > 15
     assert not {flag for flag in theirs if not re.search(rf"{flag}\b(?!-)", spelt)}
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.house import ROOT, load_house
 
-LEAVES = ("train", "check", "view", "init", "engine/local", "engine/sglang/training")
+LEAVES = ("train", "hosts", "check", "view", "init", "rehearse", "engine/local", "engine/sglang/training")
 COMMAND_HELPERS = {
     "agentrl.cli.check_env": "only `agentrl check` uses it",
 }

@@ -14,14 +14,16 @@ import torch
 
 from agentrl.engine.base import AsyncClosing
 from agentrl.engine.local.batch import Batch
+from agentrl.engine.local.experts import experts_of, route
 from agentrl.engine.local.fitness import check_attention, context_length, measure, tolerance
 from agentrl.engine.local.grammar import Grammars, GrammarState
 from agentrl.engine.local.images import ImageInputs, prove_images
 from agentrl.engine.local.lockstep import Lockstep
+from agentrl.engine.local.named_weights import NamedWeights, check_whole
 from agentrl.engine.local.request import GenerateRequest
 from agentrl.engine.local.sampling import Sampling
 from agentrl.engine.local.worker import BatchWorker
-from agentrl.errors import ConfigError, EngineError, RequestError
+from agentrl.errors import ConfigError, RequestError
 from agentrl.image import Image
 from agentrl.models.vision import Vision
 from agentrl.render.long_text import LONG, aside
@@ -59,6 +61,7 @@ class LocalEngine(AsyncClosing):
             raise ConfigError(f"max_batch is {max_batch}; a batch has at least 1 row")
         self._model = model.eval() if device is None else model.eval().to(device)
         text = model.config.get_text_config()
+        self._named_weights = NamedWeights(self._model)
         self._vocabulary: int = text.vocab_size
         check_attention(text)
         self._context = context_length(text, max_context)
@@ -81,6 +84,11 @@ class LocalEngine(AsyncClosing):
         weakref.finalize(self, self._worker.stop)
 
     takes_grammars = True
+
+    @property
+    def returns_experts(self) -> bool:
+        """Whether the model has experts, so that `routed_experts` can be called."""
+        return experts_of(self._model.config.get_text_config()) > 0
 
     @property
     def takes_images(self) -> bool:
@@ -179,6 +187,18 @@ class LocalEngine(AsyncClosing):
     async def context_length(self) -> int:
         return self._context
 
+    async def routed_experts(self, tokens: Sequence[int]) -> list[list[list[int]]]:
+        """The experts of each token in each layer with the present weights: (tokens, layers, experts of a token).
+
+        Costs a forward pass over all tokens, between two steps. Raises RequestError if a layer has no experts.
+        """
+
+        def compute() -> list[list[list[int]]]:
+            with self._worker.between_steps():
+                return route(self._model, tokens)
+
+        return await asyncio.to_thread(compute)
+
     async def close(self) -> None:
         """Stop the worker. Waiting and running requests raise EngineError."""
         await self._worker.close()
@@ -201,13 +221,38 @@ class LocalEngine(AsyncClosing):
         is missing, unknown or has a wrong shape, or if two values differ for tensors tied in the model.
         """
         tensors: dict[str, torch.Tensor] = self._model.state_dict()
-        _check_weights(weights, tensors)
+        check_whole(weights, tensors)
         with self._worker.between_steps() as batch, torch.no_grad():
             for name, tensor in tensors.items():
                 if name in weights and weights[name].data_ptr() != tensor.data_ptr():
                     tensor.copy_(weights[name])
             batch.forget()
             self._worker.version = version
+
+    def load_part(self, weights: Mapping[str, torch.Tensor], version: str | None = None) -> set[str]:
+        """Copy some weights into the model between two steps, for a trainer that sends a checkpoint in parts.
+
+        Each expert has its own name, as in the checkpoint. Values are converted to the model's type. Without `version`
+        the version stays. Returns the names by which `copy_weights` has the weights. Raises RequestError, without any
+        change, if a name is unknown, a shape or a type is wrong, or if values of tied weights differ within a version.
+        """
+        with self._worker.between_steps() as batch, torch.no_grad():
+            names = self._named_weights.copy(weights, version)
+            batch.forget()
+            if version is not None:
+                self._worker.version = version
+        return names
+
+    def copy_weights(self) -> dict[str, torch.Tensor]:
+        """A copy of the parameters between two steps, by the names of `load_part`. Tied parameters appear once."""
+        with self._worker.between_steps():
+            return {name: tensor.clone() for name, tensor in self._named_weights.parameters().items()}
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model."""
+        device: torch.device = self._model.device
+        return device
 
     async def update(self, model: Any, version: str) -> None:
         """Sample from the weights of `model` from now on, and report the weights as `version`.
@@ -250,35 +295,6 @@ def token_ids(input_ids: Sequence[int]) -> list[int]:
         return list(map(operator.index, input_ids))
     except TypeError as exc:
         raise RequestError(f"the prompt must be a list of token ids: {exc}") from exc
-
-
-def _check_weights(weights: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raises EngineError unless `weights` has a value for each of the model's tensors, and no further values."""
-    if strange := [name for name in weights if name not in tensors]:
-        raise EngineError(f"weights for {strange[0]} ({len(strange)} such): the model has no such tensor")
-    tied: dict[int, list[str]] = {}
-    for name, tensor in tensors.items():
-        tied.setdefault(tensor.data_ptr(), []).append(name)
-    for names in tied.values():
-        _check_tied([name for name in names if name in weights], names[0], weights, tensors)
-
-
-def _check_tied(
-    names: Sequence[str], first: str, weights: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]
-) -> None:
-    """Raises EngineError unless the values for the names of a tensor suit each other. `names` are all names of the
-    tensor, if several are tied. A value under a single name is enough."""
-    if not names:
-        raise EngineError(f"weights for {first}: found nothing, the model has shape {tuple(tensors[first].shape)}")
-    for name in names:
-        shape_of_weights, shape = tuple(weights[name].shape), tuple(tensors[name].shape)
-        if shape_of_weights != shape:
-            raise EngineError(f"weights for {name}: found shape {shape_of_weights}, the model has shape {shape}")
-    for name in names[1:]:
-        if not torch.equal(weights[names[0]], weights[name]):
-            raise EngineError(
-                f"weights for {name} and {names[0]} differ, and this model ties them: load an untied model"
-            )
 
 
 def _eos_tokens(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -19,7 +19,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _PUBLIC_PATHS = frozenset({"/health", "/health_generate"})
 """Paths that routers and supervisors request without a key and under any host name. The responses reveal no secrets."""
-_WEIGHTS = frozenset({"/update_weights_from_disk"})
+_OF_TRAINERS = ("weight", "memory_occupation")
+"""Parts of the paths that change the weights or the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Access:
         if request.path in _PUBLIC_PATHS:
             return None
         reason = self.refuse_page(request) if self.api_key is None else self._stranger(request, self.api_key)
-        if reason is None and request.path in _WEIGHTS and request.content_type != "application/json":
+        if reason is None and _is_of_trainer(request) and request.content_type != "application/json":
             reason = 415, "a request that changes weights needs the Content-Type application/json"
         return reason
 
@@ -103,6 +104,10 @@ def guard(access: Access) -> Middleware:
         return web.json_response({"error": {"message": reason}}, status=status)
 
     return check
+
+
+def _is_of_trainer(request: web.Request) -> bool:
+    return request.method == "POST" and any(part in request.path for part in _OF_TRAINERS)
 
 
 def _is_address(name: str) -> bool:

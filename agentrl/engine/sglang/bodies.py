@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self, cast
 
+from aiohttp import web
+
 from agentrl.errors import RequestError
 from agentrl.image import Image
 from agentrl.types import SamplingParams
@@ -45,6 +47,7 @@ _PARAMETER_DEFAULTS: Mapping[str, Any] = {
     "repetition_penalty": 1.0,
 }
 _SERVED = frozenset({"text", "input_ids", "sampling_params", "return_logprob", "stream", "rid"})
+_EXPERTS = frozenset({"return_routed_experts", "routed_experts_start_len"})
 # Fields of SGLang's GenerateReqInput that route, label or log a request without effect on the answer.
 _HARMLESS = frozenset(
     {
@@ -54,7 +57,19 @@ _HARMLESS = frozenset(
     }
 )  # fmt: skip
 _DEFAULTS: Mapping[str, Any] = {"logprob_start_len": -1, "top_logprobs_num": 0, "routed_experts_start_len": 0}
-_UPDATE_HARMLESS = frozenset({"flush_cache", "is_async", "recapture_cuda_graph", "token_step", "torch_empty_cache"})
+
+
+async def read_body(request: web.Request, most: int) -> bytes | bytearray:
+    """The body of a request, of at most `most` bytes. `request.read` would hold the body in memory until the
+    response."""
+    if not request.can_read_body:  # a middleware has read it
+        return await request.read()
+    body = bytearray()
+    async for part in request.content.iter_any():
+        body += part
+        if len(body) > most:
+            raise web.HTTPRequestEntityTooLarge(most, len(body), text=f"the body has more than {most} bytes")
+    return body
 
 
 def read_json(raw: bytes | bytearray) -> dict[str, Any]:
@@ -82,11 +97,16 @@ class GenerateBody:
     stream: bool
     images: tuple[Image, ...] = ()
     """The images. `input_ids` has a pad token for each."""
+    return_experts: bool = False
+    experts_start: int = 0
+    """The first token whose experts are returned."""
 
     @classmethod
-    def read(cls, body: Mapping[str, Any], *, images: bool = False) -> Self:
-        """Read a body. `images`: the engine takes images. Raises RequestError with the name of the wrong field."""
-        _refuse_unserved(body, _SERVED | {"image_data"} if images else _SERVED, _HARMLESS, _DEFAULTS)
+    def read(cls, body: Mapping[str, Any], *, images: bool = False, experts: bool = False) -> Self:
+        """Read a body. `images`: the engine takes images. `experts`: the engine returns experts. Raises RequestError
+        with the name of the wrong field."""
+        served = _SERVED | ({"image_data"} if images else set()) | (_EXPERTS if experts else set())
+        refuse_unserved(body, served, _HARMLESS, _DEFAULTS)
         text, input_ids = body.get("text"), body.get("input_ids")
         if text is not None and input_ids is not None:
             raise RequestError("either text or input_ids, not both")
@@ -101,27 +121,9 @@ class GenerateBody:
             return_logprob=_flag(body, "return_logprob"),
             stream=_flag(body, "stream"),
             images=_images(body.get("image_data")),
+            return_experts=_flag(body, "return_routed_experts"),
+            experts_start=_count(body, "routed_experts_start_len"),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateBody:
-    """The body of a request to /update_weights_from_disk."""
-
-    model_path: str
-    weight_version: str | None
-
-    @classmethod
-    def read(cls, body: Mapping[str, Any]) -> Self:
-        """Read a body. Raises RequestError with the name of the wrong field."""
-        served = frozenset({"model_path", "weight_version"})
-        _refuse_unserved(body, served, _UPDATE_HARMLESS, {"load_format": "auto"})
-        path, version = body.get("model_path"), body.get("weight_version")
-        if not isinstance(path, str) or not path:
-            raise RequestError('update_weights_from_disk takes {"model_path": "FOLDER"}')
-        if not isinstance(version, str | None):
-            raise RequestError("weight_version must be a string")
-        return cls(path, version)
 
 
 def read_sampling_params(values: Any, *, images: bool = False) -> SamplingParams:
@@ -246,6 +248,13 @@ def _flag(body: Mapping[str, Any], name: str) -> bool:
     return bool(value)
 
 
+def _count(body: Mapping[str, Any], name: str) -> int:
+    value = body.get(name, 0)
+    if type(value) is not int or value < 0:
+        raise RequestError(f"{name} must be a whole number from 0 on")
+    return value
+
+
 def _check_encodable(name: str, text: str) -> None:
     try:
         text.encode()
@@ -253,9 +262,8 @@ def _check_encodable(name: str, text: str) -> None:
         raise RequestError(f"{name} holds a lone surrogate, which no tokenizer knows") from exc
 
 
-def _refuse_unserved(
-    body: Mapping[str, Any], served: Set[str], harmless: Set[str], defaults: Mapping[str, Any]
-) -> None:
+def refuse_unserved(body: Mapping[str, Any], served: Set[str], harmless: Set[str], defaults: Mapping[str, Any]) -> None:
+    """Raises RequestError for a field that is neither served nor harmless, unless the value is empty or the default."""
     for name, value in body.items():
         if (
             name not in served

@@ -10,22 +10,30 @@ import asyncio
 import json
 import logging
 import time
+from array import array
+from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
 from aiohttp import web
 
+from agentrl._util.http_log import server_log
 from agentrl._util.signals import stopping
 from agentrl.engine.base import Engine, RequestFields, ask
 from agentrl.engine.sglang.access import Access, Handler, exposure, guard
-from agentrl.engine.sglang.bodies import GenerateBody, UpdateBody, read_json
+from agentrl.engine.sglang.admission import Admission
+from agentrl.engine.sglang.bodies import GenerateBody, read_body, read_json
+from agentrl.engine.sglang.weight_group import GROUP_TIMEOUT_S
+from agentrl.engine.sglang.weights import StatusError, WeightEndpoints
 from agentrl.errors import ConfigError, EngineError, RequestError
 from agentrl.types import Generation, SamplingParams
 
 _log = logging.getLogger(__name__)
+_http_log = server_log(f"{__name__}.http")
 
 _BODY_BYTES = 32 << 20
 """The most bytes of a request's body: about three million token ids."""
@@ -37,8 +45,13 @@ _TOKEN_CHARACTERS = 256
 times the context is refused."""
 
 
+_NO_ARGUMENTS: Mapping[str, Any] = {}
+_SECRETS = frozenset({"api_key", "admin_api_key", "ssl_keyfile_password"})
+"""Arguments of SGLang's server that /server_info leaves out."""
+
+
 class _EngineServer:
-    """An engine with its running requests."""
+    """An engine with its requests."""
 
     def __init__(
         self,
@@ -46,19 +59,18 @@ class _EngineServer:
         model_name: str,
         encode: Callable[[str], Sequence[int]] | None,
         decode: Callable[[Sequence[int]], str] | None,
+        server_args: Mapping[str, Any],
+        group_timeout: float,
     ) -> None:
         self._engine = engine
         self._model_name = model_name
         self._encode = encode
         self._decode = decode
-        self._running: dict[str, int] = {}
-        """Request id -> the number of its prompt tokens."""
+        self._server_args = server_args
+        self._admission = Admission(engine)
+        self._weights = WeightEndpoints(engine, self._admission, server_args, group_timeout)
         # A thread, so a long text does not block the server. A single thread, so the tokenizer has one user.
         self._encoding = ThreadPoolExecutor(1, "agentrl-tokenizer")
-        self._paused = False
-        self._waiting: dict[str, asyncio.Future[bool]] = {}
-        """Request id -> a future, for requests that arrived while generation was paused. The result True starts the
-        request, False aborts it."""
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -77,53 +89,42 @@ class _EngineServer:
             web.post("/continue_generation", self.continue_generation),
             web.get("/flush_cache", self.flush_cache),
             web.post("/flush_cache", self.flush_cache),
-            web.post("/update_weights_from_disk", self.update_weights_from_disk),
+            *self._weights.routes(),
         ]
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         start = time.perf_counter()
         takes_images = getattr(self._engine, "takes_images", False)
-        raw = await _read(request, _IMAGE_BODY_BYTES if takes_images else _BODY_BYTES)
-        body = GenerateBody.read(read_json(raw), images=takes_images)
+        raw = await read_body(request, _IMAGE_BODY_BYTES if takes_images else _BODY_BYTES)
+        returns_experts = getattr(self._engine, "returns_experts", False)
+        body = GenerateBody.read(read_json(raw), images=takes_images, experts=returns_experts)
         del raw  # several megabytes for each request that runs
         input_ids = body.input_ids if body.text is None else await self._encoded(body.text)
         assert input_ids is not None
         await self._fit(len(input_ids), body.sampling_params)
         rid = body.rid or uuid4().hex
-        if rid in self._running:
-            raise RequestError(f"Duplicate request ID detected: {rid}")
-        session_id = request.headers.get("X-SMG-Routing-Key", "")
-        self._running[rid] = len(input_ids)
-        try:
-            if await self._may_start(rid):
-                fields = RequestFields(session_id=session_id, rid=rid)
+        async with self._admission.request(rid, len(input_ids)) as may_start:
+            if may_start:
+                self._weights.refuse_lost()
+                fields = RequestFields(session_id=request.headers.get("X-SMG-Routing-Key", ""), rid=rid)
                 if body.images:
                     fields["images"] = body.images
                 generation = await ask(self._engine, input_ids, body.sampling_params, fields)
             else:
-                generation = Generation((), (), "abort")
-        finally:
-            del self._running[rid]
+                generation = Generation((), (), "abort", weight_version=self._weights.version)
         prompt = generation.meta.get("prompt_tokens") if body.images else len(input_ids)
         answer = self._answer(generation, rid, prompt, body.return_logprob)
+        if body.return_experts:
+            answer["meta_info"]["routed_experts"] = await self._routed_experts(body, [*input_ids, *generation.tokens])
         answer["meta_info"]["e2e_latency"] = time.perf_counter() - start
         return await _stream(request, answer) if body.stream else web.json_response(answer)
 
-    async def _may_start(self, rid: str) -> bool:
-        if not self._paused:
-            return True
-        turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiting[rid] = turn
-        try:
-            return await turn
-        finally:
-            del self._waiting[rid]
-
-    async def abort(self, rid: str | None = None) -> None:
-        for name, turn in self._waiting.items():
-            if rid in (None, name) and not turn.done():
-                turn.set_result(False)
-        await self._engine.abort(rid)
+    async def _routed_experts(self, body: GenerateBody, tokens: Sequence[int]) -> str:
+        """The experts of all tokens but the last, from `body.experts_start` on: numbers of 32 bits, as base64."""
+        engine: Any = self._engine
+        rows = await engine.routed_experts(tokens[:-1]) if len(tokens) > 1 else []
+        numbers = array("i", [expert for row in rows[body.experts_start :] for layer in row for expert in layer])
+        return b64encode(numbers.tobytes()).decode("ascii")
 
     async def _encoded(self, text: str) -> list[int]:
         if self._encode is None:
@@ -179,30 +180,31 @@ class _EngineServer:
         return web.Response()
 
     async def model_info(self, request: web.Request) -> web.Response:
-        # Not part of the Engine protocol. An engine with changing weights has this attribute.
-        weight_version = getattr(self._engine, "weight_version", None) or "default"
         return web.json_response(
             {
                 "model_path": self._model_name,
                 "tokenizer_path": self._model_name,
                 "is_generation": True,
-                "weight_version": str(weight_version),
+                "weight_version": self._weights.version,
             }
         )
 
     async def server_info(self, request: web.Request) -> web.Response:
+        """The server's arguments. slime compares some of them with those that its own server would get."""
         context = await self._engine.context_length()
-        return web.json_response(
-            {
-                "model_path": self._model_name,
-                "served_model_name": self._model_name,
-                "context_length": context,
-                "max_total_num_tokens": context,
-                "tp_size": 1,
-                "dp_size": 1,
-                "version": "agentrl",
-            }
-        )
+        sizes = {f"{kind}_size": 1 for kind in ("tp", "dp", "pp", "ep", "moe_dp")}
+        info = {
+            "model_path": self._model_name,
+            "served_model_name": self._model_name,
+            "disaggregation_mode": "null",
+            "enable_memory_saver": False,
+            **sizes,
+            **{name: value for name, value in self._server_args.items() if name not in _SECRETS},
+            "context_length": context,
+            "max_total_num_tokens": context,
+            "version": "agentrl",
+        }
+        return web.json_response(info, dumps=partial(json.dumps, default=str))
 
     async def workers(self, request: web.Request) -> web.Response:
         """Return the list of workers that a router has, with this server as the only worker. So the same address serves
@@ -212,23 +214,23 @@ class _EngineServer:
         return web.json_response({"workers": [worker], "total": 1})
 
     async def loads(self, request: web.Request) -> web.Response:
-        waiting = len(self._waiting)
+        admission = self._admission
         core = {
             "dp_rank": 0,
-            "num_running_reqs": len(self._running) - waiting,
-            "num_waiting_reqs": waiting,
-            "num_total_reqs": len(self._running),
-            "num_used_tokens": sum(self._running.values()),
+            "num_running_reqs": admission.running,
+            "num_waiting_reqs": admission.waiting,
+            "num_total_reqs": len(admission.tokens),
+            "num_used_tokens": sum(admission.tokens.values()),
         }
         return web.json_response({"timestamp": time.time(), "version": "agentrl", "loads": [core]})
 
     async def load(self, request: web.Request) -> web.Response:
-        tokens = sum(self._running.values())
+        admission = self._admission
         rank = {
             "dp_rank": 0,
-            "num_reqs": len(self._running),
-            "num_waiting_reqs": len(self._waiting),
-            "num_tokens": tokens,
+            "num_reqs": len(admission.tokens),
+            "num_waiting_reqs": admission.waiting,
+            "num_tokens": sum(admission.tokens.values()),
         }
         return web.json_response([rank])
 
@@ -236,69 +238,34 @@ class _EngineServer:
         body = read_json(await request.read())
         rid = body.get("rid")
         if body.get("abort_all"):
-            await self.abort()
+            await self._admission.abort()
         elif isinstance(rid, str) and rid:
-            await self.abort(rid)
+            await self._admission.abort(rid)
         else:
             raise RequestError('abort_request takes {"rid": "..."} or {"abort_all": true}')
         return web.Response()
 
     async def pause_generation(self, request: web.Request) -> web.Response:
-        """Abort running requests and hold new requests. slime sends this request before a weight update."""
+        """Abort running requests, and hold new requests. slime sends this request before a weight update."""
         if (mode := read_json(await request.read()).get("mode", "abort")) != "abort":
             raise RequestError(f'pause_generation: mode {mode!r} is not supported here, only "abort"')
-        self._paused = True
-        await self._engine.abort()
+        await self._admission.pause()
         return web.json_response({"message": "Generation paused successfully.", "status": "ok"})
 
     async def continue_generation(self, request: web.Request) -> web.Response:
-        self._paused = False
-        for turn in self._waiting.values():
-            if not turn.done():
-                turn.set_result(True)
+        self._admission.proceed()
         return web.json_response({"message": "Generation continued successfully.", "status": "ok"})
 
     async def flush_cache(self, request: web.Request) -> web.Response:
-        """Return success and do nothing, because clients need a response. An Engine itself drops cache entries of old
-        weights."""
+        """Tell whether no request runs, as SGLang does. An Engine itself drops cache entries of old weights."""
+        if running := self._admission.running:
+            return web.Response(status=400, text=f"Cache not flushed: {running} requests are running.\n")
         return web.Response(text="Cache flushed.\n")
 
-    async def update_weights_from_disk(self, request: web.Request) -> web.Response:
-        """Load the weights of a Hugging Face folder. Running generations continue with the new weights."""
-        body = UpdateBody.read(read_json(await request.read()))
-        load = getattr(self._engine, "load_weights", None)
-        if load is None:
-            raise RequestError("update_weights_from_disk: this engine has no weights")
-        version = body.weight_version or getattr(self._engine, "weight_version", "default")
-
-        def update() -> None:
-            from agentrl.models import read_weights  # torch, which an engine with weights has
-
-            load(read_weights(body.model_path), str(version))
-
-        try:
-            await asyncio.to_thread(update)
-        except Exception as exc:  # the folder's boundary: one answer hides the existence of folders
-            _log.warning("update_weights_from_disk %r: %s: %s", body.model_path, type(exc).__name__, exc)
-            raise RequestError(
-                "update_weights_from_disk: model_path is not a folder with weights of this model; see the server's log"
-            ) from exc
-        return web.json_response({"success": True, "message": "Succeeded to update model weights."})
-
-    def stop_encoding(self) -> None:
+    async def stop(self) -> None:
+        """Abort all requests."""
         self._encoding.shutdown(wait=False, cancel_futures=True)
-
-
-async def _read(request: web.Request, most: int) -> bytes | bytearray:
-    """The body of a request. `request.read` would hold the body in memory until the response."""
-    if not request.can_read_body:  # a middleware has read it
-        return await request.read()
-    body = bytearray()
-    async for part in request.content.iter_any():
-        body += part
-        if len(body) > most:
-            raise web.HTTPRequestEntityTooLarge(most, len(body), text=f"the body has more than {most} bytes")
-    return body
+        await self._admission.abort()
 
 
 @web.middleware
@@ -309,6 +276,8 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await handler(request)
     except (RequestError, ConfigError) as exc:
         status, message = 400, str(exc)
+    except StatusError as exc:
+        status, message = exc.status, str(exc)
     except EngineError as exc:
         status, message = 500, str(exc)
     except web.HTTPRequestEntityTooLarge as exc:
@@ -338,21 +307,24 @@ def create_app(
     decode: Callable[[Sequence[int]], str] | None = None,
     host: str = "127.0.0.1",
     api_key: str | None = None,
+    server_args: Mapping[str, Any] = _NO_ARGUMENTS,
+    group_timeout: float = GROUP_TIMEOUT_S,
 ) -> web.Application:
     """The endpoints as an aiohttp application. The caller owns the engine, and must close it.
 
     Run the application with `handler_cancellation=True`, as `running_server` does. Otherwise the generation of a
     disconnected client runs on. Without `encode`, requests need input_ids. Without `decode`, the `text` of responses is
-    empty. `host` is the server's own name; docs/serve.md explains the rules of access.
+    empty. `host` is the server's own name; docs/serve.md explains the rules of access. `server_args` are arguments of
+    SGLang's server to report in /server_info. `group_timeout` is the number of seconds that a trainer's process group
+    may take to form, or to send a tensor.
     """
-    server = _EngineServer(engine, model_name, encode, decode)
+    server = _EngineServer(engine, model_name, encode, decode, server_args, group_timeout)
     access = guard(Access(host, api_key))
     app = web.Application(middlewares=[access, _errors], client_max_size=_BODY_BYTES)
     app.add_routes(server.routes())
 
     async def end(_: web.Application) -> None:
-        server.stop_encoding()
-        await server.abort()
+        await server.stop()
 
     # aiohttp waits for connections after this signal. So running requests end here, with the tokens they have.
     app.on_shutdown.append(end)
@@ -369,16 +341,27 @@ async def running_server(
     encode: Callable[[str], Sequence[int]] | None = None,
     decode: Callable[[Sequence[int]], str] | None = None,
     api_key: str | None = None,
+    server_args: Mapping[str, Any] = _NO_ARGUMENTS,
+    group_timeout: float = GROUP_TIMEOUT_S,
 ) -> AsyncIterator[str]:
     """Serve while the context is open, and yield the server's URL. Port 0 picks a free port.
 
     At the end running generations are aborted, and their clients get the tokens sampled so far. Raises OSError for a
     port that is in use, and ConfigError for an invalid host or key.
     """
-    app = create_app(engine, model_name=model_name, encode=encode, decode=decode, host=host, api_key=api_key)
+    app = create_app(
+        engine,
+        model_name=model_name,
+        encode=encode,
+        decode=decode,
+        host=host,
+        api_key=api_key,
+        server_args=server_args,
+        group_timeout=group_timeout,
+    )
     if warning := exposure(host, api_key):
         _log.warning("%s", warning)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=5.0, access_log=None)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=5.0, access_log=None, logger=_http_log)
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()
@@ -396,10 +379,20 @@ async def serve(
     encode: Callable[[str], Sequence[int]] | None = None,
     decode: Callable[[Sequence[int]], str] | None = None,
     api_key: str | None = None,
+    server_args: Mapping[str, Any] = _NO_ARGUMENTS,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
     """Serve until SIGINT, SIGTERM or cancellation. Needs the main thread. Calls `on_ready` with the URL."""
-    serving = running_server(engine, host, port, model_name=model_name, encode=encode, decode=decode, api_key=api_key)
+    serving = running_server(
+        engine,
+        host,
+        port,
+        model_name=model_name,
+        encode=encode,
+        decode=decode,
+        api_key=api_key,
+        server_args=server_args,
+    )
     with stopping() as stop:
         async with serving as url:
             if on_ready is not None:

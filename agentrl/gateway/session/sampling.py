@@ -11,14 +11,14 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Unpack
+from typing import Any, ClassVar, Literal, Unpack
 
 from agentrl._util.boundary import FailedError, at_boundary
 from agentrl._util.seeds import nth_seed
 from agentrl.chat.request import ChatRequest, Forced, RefusedError
 from agentrl.chat.tokens.grammar import end_of_call, structural_tag
 from agentrl.chat.tokens.writer import Writer, prove_for_agents
-from agentrl.engine.base import Engine, EngineWrapper, MessageEngine, RequestFields, ask, forget
+from agentrl.engine.base import Engine, EngineWrapper, MessageEngine, RequestFields, ask, forget, message_engine
 from agentrl.episode.conversation import Conversation
 from agentrl.episode.images import check_takes_images
 from agentrl.episode.options import EpisodeOptions
@@ -97,7 +97,7 @@ class Sampler:
         renderer = options.renderer(renderer)
         prove_for_agents(renderer)
         self._engine, self._renderer, self.options = engine, renderer, options
-        self._speaks = isinstance(engine, MessageEngine)
+        self._speaks = message_engine(engine) is not None
         self._aborted, self._session_id = aborted or (lambda: False), session_id
         self._renderers.clear()
         self._ends_of_calls.clear()
@@ -292,7 +292,7 @@ class Sampler:
             await self.ready()
             assert self._engine is not None
             talk.engine = self._counted()
-            talk.speaker = talk.engine if isinstance(talk.engine, _CountingSpeaker) else None
+            talk.speaker = message_engine(talk.engine)
             self._start(node, talk)
             try:
                 sampled = await talk.sample(wishes)
@@ -351,7 +351,7 @@ class Sampler:
         scratch = Trajectory(session_id=self._affinity(prompt), tools=prompt.head.tools)
         scratch.segments = [node.turn]
         engine = self._counted()
-        read = [*prompt.history(), *prompt.messages] if isinstance(engine, _CountingSpeaker) else ()
+        read = [*prompt.history(), *prompt.messages] if message_engine(engine) else ()
         scratch.append_prompt(prompt.whole(), read)
         return Conversation(
             engine,
@@ -366,7 +366,8 @@ class Sampler:
     def _counted(self) -> Engine:
         """The engine in a wrapper that counts the returned tokens."""
         assert self._engine is not None
-        return _CountingSpeaker(self._engine, self) if self._speaks else _CountingEngine(self._engine, self)
+        speaker = message_engine(self._engine)
+        return _CountingEngine(self._engine, self) if speaker is None else _CountingSpeaker(speaker, self)
 
     def _affinity(self, prompt: Prompt) -> str:
         """The session id of a line for the engine. Lines with a common beginning share the id, so that a router sends
@@ -417,6 +418,9 @@ class _CountingEngine(EngineWrapper):
 class _CountingSpeaker(_CountingEngine):
     """A MessageEngine that counts the returned tokens."""
 
+    engine: MessageEngine
+    takes_messages: ClassVar[Literal[True]] = True
+
     async def answer(
         self,
         messages: Sequence[Message],
@@ -424,7 +428,6 @@ class _CountingSpeaker(_CountingEngine):
         sampling_params: SamplingParams,
         **request: Any,
     ) -> Generation:
-        assert isinstance(self.engine, MessageEngine)
         generation = await self.engine.answer(messages, tools, sampling_params, **request)
         self.sampler.returned += len(generation.tokens)
         return generation

@@ -25,14 +25,14 @@ _SUPERVISED = "agentrl.slime.sft.generate_rollout"
 """The rollout function of supervised training, which learns from chat, and plays no episode."""
 
 
-def check(command: TrainCommand) -> list[Finding]:
+def check(command: TrainCommand, reading: arguments.ParsedArguments | None = None) -> list[Finding]:
     """The findings about a command, the worst first. The check imports the Env, validates the Env's configuration, and
-    calls no hook except `needs`."""
+    calls no hook except `needs`. `reading` are the command's arguments, if they were read before."""
     if _is_supervised(words := Words(command.words)):
         return _sorted(_supervised(words))
     findings: list[Finding] = []
     config, keys = _configuration(command, findings)
-    reading = arguments.read(command, keys)
+    reading = reading or arguments.read(command, keys)
     findings += reading.findings
     env = _env(config, command, findings)
     setup = Setup(reading.args, command, config, env, reading.exact)

@@ -19,6 +19,7 @@ from agentrl.slime.check.command import TrainCommand
 from agentrl.slime.check.flags import Words, misspelt, override, plain
 
 HOSTS = ("slime", "miles")
+NO_HOST = "slime is not installed here, nor on PYTHONPATH"
 TIMEOUT_S = 300.0
 """The time limit in seconds for importing slime, Megatron and SGLang, and for the checks of their parsers."""
 _PARSER = "slime's own parser"
@@ -53,14 +54,15 @@ class ParsedArguments:
     findings: list[Finding] = field(default_factory=list)
 
 
-def read(command: TrainCommand, keys: Mapping[str, Any]) -> ParsedArguments:
-    """Read the arguments. `keys` come from the file of --custom-config-path; slime turns them into arguments."""
+def read(command: TrainCommand, keys: Mapping[str, Any], answer: Mapping[str, Any] | None = None) -> ParsedArguments:
+    """Read the arguments. `keys` come from the file of --custom-config-path; slime turns them into arguments. `answer`
+    is the report of `ask`, if slime's parser has run already."""
     words = Words(command.words)
     values, findings = plain(words)
     override(values, keys)
     if command.yaml_only:
         return ParsedArguments(Args(values))
-    report = _ask(command)
+    report = _ask(command) if answer is None else answer
     if "args" in report:
         findings = [*misspelt(words, frozenset(report["flags"])), *_strays(findings)]
         if "unfinished" in report:
@@ -79,9 +81,9 @@ def _strays(findings: list[Finding]) -> list[Finding]:
 
 
 def _ask(command: TrainCommand) -> dict[str, Any]:
-    host = _host(command.path)
+    host = host_of(command.path)
     if host is None:
-        return {"absent": "slime is not installed here, nor on PYTHONPATH"}
+        return {"absent": NO_HOST}
     path = os.pathsep.join(filter(None, (*command.path, os.environ.get("PYTHONPATH", ""))))
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
@@ -105,7 +107,7 @@ def _ask(command: TrainCommand) -> dict[str, Any]:
     return {**answer, "refused": _last(done.stderr)} if answer.get("usage") else answer
 
 
-def _host(path: tuple[str, ...]) -> str | None:
+def host_of(path: tuple[str, ...]) -> str | None:
     """The name of the installed program, slime or miles. The folders of the command come before installed packages.
     None without both."""
     for folder in path:

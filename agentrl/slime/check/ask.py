@@ -24,7 +24,7 @@ _NO_GPU = ("cuda", "nvidia", "gpu driver")
 
 def main() -> None:
     host, report, *line = sys.argv[1:]
-    Path(report).write_text(json.dumps(ask(host, line), default=_plain), encoding="utf-8")
+    Path(report).write_text(json.dumps(ask(host, line), default=plain), encoding="utf-8")
 
 
 def ask(host: str, line: Sequence[str]) -> dict[str, Any]:
@@ -74,7 +74,8 @@ def _words(exc: BaseException) -> str:
     return f"{type(exc).__name__}: {' '.join(str(exc).split())}"
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value of slime's arguments for JSON."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     return str(value)

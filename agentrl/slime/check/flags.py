@@ -69,7 +69,7 @@ _OBJECTS = ("apply_chat_template_kwargs", "multimodal_keys")
 _SWITCHES: Mapping[str, tuple[str, bool]] = {
     name: (name, True)
     for name in _names("""
-    apply_chat_template colocate debug_rollout_only fully_async group_rm mask_offpolicy_in_partial_rollout
+    apply_chat_template colocate debug_rollout_only finetune fully_async group_rm mask_offpolicy_in_partial_rollout
     partial_rollout use_dynamic_batch_size use_kl_loss use_opd use_rollout_routing_replay use_score_centering
     use_tis""")
 } | {

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from agentrl._util.findings import Finding, error, note, unchecked, warning
 from agentrl.episode.parking import resume_method
+from agentrl.slime.check.checkpoint import checkpoint
 from agentrl.slime.check.evaluation import evaluation
 from agentrl.slime.check.functions import functions, is_misspelt
 from agentrl.slime.check.job_path import job_path
@@ -20,6 +21,7 @@ from agentrl.slime.check.media import media
 from agentrl.slime.check.setup import GENERATE, Setup
 from agentrl.slime.config import fan_out_problems, is_loopback
 from agentrl.slime.host import BATCH_CENTRED, CENTRED, ESTIMATORS, HostArgs, plays_ahead
+from agentrl.slime.router import STICKY, policies, sticky_policy
 from agentrl.slime.seats import NOT_IN_WORKERS
 
 POST_PROCESS = "agentrl.slime.post_process_rewards"
@@ -69,10 +71,13 @@ def prompts(setup: Setup) -> Iterator[Finding]:
 
 
 def routing(setup: Setup) -> Iterator[Finding]:
-    count = setup.engines
-    if setup.args.router_policy != "consistent_hashing" and count != 1:
+    count, policy, best = setup.engines, setup.args.router_policy, sticky_policy()
+    taken = policies() if setup.here else None
+    if policy and taken is not None and policy not in taken:
+        yield error(f"--router-policy {policy}: the installed sglang_router takes {', '.join(taken)}; write {best}")
+    elif policy not in STICKY and count != 1 and best:
         yield warning(
-            "add --router-policy consistent_hashing: without it an episode's turns go to different engines"
+            f"add --router-policy {best}: without it an episode's turns go to different engines"
             f"{f' (there are {count})' if count else ''}, and their prefix caches are lost"
         )
 
@@ -481,6 +486,7 @@ RULES: tuple[Callable[[Setup], Iterator[Finding]], ...] = (
     engine_url,
     sampling,
     saving,
+    checkpoint,
     turns,
     workers,
     replay,

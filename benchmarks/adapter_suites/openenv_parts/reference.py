@@ -1,4 +1,4 @@
-"""Play actions through openenv-core's client. stdin: [[url, seed, [action, ...]], ...]; stdout: the results."""
+"""Play actions through openenv's client. stdin: [[url, seed, [action, ...]], ...]; stdout: the results."""
 
 from __future__ import annotations
 

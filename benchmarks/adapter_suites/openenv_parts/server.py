@@ -1,4 +1,4 @@
-"""Serve an environment for each kind of action with openenv-core's server. Needs openenv-core.
+"""Serve an environment for each kind of action with openenv's server. Needs openenv.
 
 python server.py 8000 8001 8002 8003
 """

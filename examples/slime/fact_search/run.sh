@@ -10,12 +10,29 @@ GPUS="${GPUS:-$(nvidia-smi -L 2> /dev/null | grep -c . || true)}"   # of each no
 NODES="${NODES:-1}"
 FULLY_ASYNC="${FULLY_ASYNC:-}"   # 1: generate while training, on half of the GPUs
 
+RAY_PORT="${RAY_PORT:-6379}"
+HEAD_WAIT="${HEAD_WAIT:-600}"   # the most seconds that another node waits for the first
+if [[ -z "${RAY_AUTH_MODE:-}" ]]; then   # Ray asks for a token where the account has one, and a job has to send it
+   RAY_AUTH_MODE=disabled
+   if [[ -n "${RAY_AUTH_TOKEN:-}" || -f "${RAY_AUTH_TOKEN_PATH:-${HOME:-}/.ray/auth_token}" ]]; then RAY_AUTH_MODE=token; fi
+fi
+export RAY_AUTH_MODE   # `token` on several nodes: all need the same one
+
 if (( NODES > 1 )); then
    HEAD="${HEAD:?the IP address of the first node}"
    export no_proxy="localhost,127.0.0.1,0.0.0.0,${HEAD}${no_proxy:+,${no_proxy}}"
    if [[ "${NODE:?the number of this node, 0 on the first}" != 0 ]]; then
       ray stop   # ends what an earlier run left: all your Ray processes on this node
-      exec ray start --address "${HEAD}:6379" --num-gpus "${GPUS}" --disable-usage-stats --block
+      until timeout 5 bash -c "exec 3<> /dev/tcp/${HEAD}/${RAY_PORT}" 2> /dev/null; do
+         (( SECONDS < HEAD_WAIT )) || {
+            echo "no Ray at ${HEAD}:${RAY_PORT} after ${HEAD_WAIT} s: start this script with NODE=0 there, or correct HEAD" >&2
+            exit 1
+         }
+         [[ -n "${WAITING:-}" ]] || echo "waiting for the first node at ${HEAD}:${RAY_PORT}, at most ${HEAD_WAIT} s"
+         WAITING=1
+         sleep 2
+      done
+      exec ray start --address "${HEAD}:${RAY_PORT}" --num-gpus "${GPUS}" --disable-usage-stats --block
    fi
    SAVE="${SAVE:?a folder for checkpoints, on a disk that all nodes share}"
 fi
@@ -37,13 +54,15 @@ SAVE="${SAVE:-${HERE}/checkpoints}"
 }
 source "${SLIME}/scripts/models/${MODEL_FILE}.sh"   # sets MODEL_ARGS
 
+# The router of slime's image takes consistent_hashing, that of PyPI takes manual.
+ROUTER_POLICY="${ROUTER_POLICY:-$(python3 -m agentrl.slime.router 2> /dev/null || true)}"
 AGENT_ARGS=(
    --custom-generate-function-path agentrl.adapt
    --custom-config-path "${HERE}/agentrl.yaml"
    --custom-reward-post-process-path agentrl.slime.post_process_rewards   # no failed episodes in the baseline
    --custom-rollout-log-function-path agentrl.slime.log_rollout
    --custom-eval-rollout-log-function-path agentrl.slime.log_eval
-   --router-policy consistent_hashing   # an episode's turns go to one engine and its prefix cache
+   --router-policy "${ROUTER_POLICY:-consistent_hashing}"   # an episode's turns go to one engine and its prefix cache
 )
 ROLLOUT_ARGS=(
    --prompt-data "${DATA}/train.jsonl"
@@ -77,6 +96,7 @@ TRAIN_ARGS=(
    --optimizer adam
    --lr 1e-6
    --lr-decay-style constant
+   --override-opt_param-scheduler   # so that a larger --num-rollout continues a finished run
    --weight-decay 0.1
    --adam-beta1 0.9
    --adam-beta2 0.98
@@ -133,6 +153,7 @@ NVLS=0   # NVLink SHARP, where the GPUs have NVLink
 if [[ "$(nvidia-smi topo -m 2> /dev/null || true)" =~ NV[0-9] ]]; then NVLS=1; fi
 VARIABLES="\"PYTHONPATH\": \"${PYTHONPATH}\", \"CUDA_DEVICE_MAX_CONNECTIONS\": \"1\""
 VARIABLES+=", \"TENSORBOARD_DIR\": \"${TENSORBOARD_DIR:-}\", \"NCCL_NVLS_ENABLE\": \"${NCCL_NVLS_ENABLE:-${NVLS}}\""
+VARIABLES+=", \"RAY_AUTH_MODE\": \"${RAY_AUTH_MODE}\""
 VARIABLES+=", \"SGLANG_VLM_CACHE_SIZE_MB\": \"0\""   # it would read a known image with old weights
 ADDRESS=()
 if (( NODES > 1 )); then
@@ -142,7 +163,7 @@ if (( NODES > 1 )); then
    : "${SOCKET_IFNAME:?the network device between the nodes, such as eth0}"
    VARIABLES+=", \"MASTER_ADDR\": \"${HEAD}\", \"no_proxy\": \"${no_proxy}\""
    VARIABLES+=", \"GLOO_SOCKET_IFNAME\": \"${SOCKET_IFNAME}\", \"TP_SOCKET_IFNAME\": \"${SOCKET_IFNAME}\""
-   ADDRESS=(--node-ip-address "${HEAD}" --port 6379)
+   ADDRESS=(--node-ip-address "${HEAD}" --port "${RAY_PORT}")
 fi
 
 ray stop   # ends what an earlier run left: all your Ray processes on this node

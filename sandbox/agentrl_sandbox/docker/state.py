@@ -119,7 +119,7 @@ class ContainerState:
             words = output.split()
             counts = [int(count) for name, count in itertools.pairwise(words) if name == "oom_kill"]
             return "OOM-killed" in output or max(counts, default=0) > before  # or no room for this command either
-        return False
+        return await self.used_up() == "memory"  # a full sandbox may not answer in time
 
     async def used_up(self, pids: float = 1.0) -> Literal["process", "memory", ""]:
         """The resource that the container has used up (memory or processes), by the engine's counts. Processes count as

@@ -1,4 +1,4 @@
-"""The OpenEnv adapter against a server that speaks the wire as openenv-core 0.3 does: its frames and error codes."""
+"""The OpenEnv adapter against a server that speaks the wire as openenv 0.10 does: its frames and error codes."""
 
 from __future__ import annotations
 

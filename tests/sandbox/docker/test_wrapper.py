@@ -6,6 +6,8 @@ import shutil
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 from hypothesis import given, settings
@@ -13,8 +15,11 @@ from hypothesis import strategies as st
 
 pytest.importorskip("aiodocker", reason="the extra `docker` is not installed")
 
+from agentrl.errors import SandboxError
 from agentrl_sandbox.docker import wrapper
+from agentrl_sandbox.docker.state import ContainerState
 from agentrl_sandbox.docker.wrapper import Marks, killer, new_token, wrapped
+from agentrl_sandbox.spec import SandboxSpec
 
 SHELLS = [shell for shell in ("dash", "bash") if shutil.which(shell)]
 BUSYBOX = shutil.which("busybox")
@@ -128,3 +133,13 @@ def test_the_killer_starts_no_process(shell, tmp_path):
     finally:
         victim.kill()
         victim.stdout.close()
+
+
+@pytest.mark.parametrize(("usage", "full"), [(62, True), (10, False)])
+async def test_a_sandbox_too_full_to_count_its_kills(usage, full):
+    """The kernel kills the command that reads the count, too. The engine still reports the memory in use."""
+    stats = {"memory_stats": {"usage": usage, "limit": 64}}
+    engine = SimpleNamespace(docker=MagicMock(_query_json=AsyncMock(return_value=stats)))
+    state = ContainerState(SandboxSpec(memory_mb=64), "a-name", engine)
+    state.output_of = AsyncMock(side_effect=SandboxError("no room"))
+    assert await state.out_of_memory(before=0) == full

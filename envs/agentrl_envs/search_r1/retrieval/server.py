@@ -17,6 +17,7 @@ from aiohttp import web
 from pydantic import BaseModel, Field, ValidationError
 
 from agentrl._util.config_errors import problems
+from agentrl._util.http_log import server_log
 from agentrl.errors import ConfigError
 from agentrl_envs.search_r1.retrieval.documents import Document
 from agentrl_envs.search_r1.retrieval.index import TantivyIndex
@@ -183,7 +184,10 @@ def _taken_address(host: str, port: int) -> Iterator[None]:
 @asynccontextmanager
 async def running_server(index: TantivyIndex, listening: socket.socket, topk: int = 3) -> AsyncIterator[str]:
     """Serve while the context is open, and yield the URL. At the end, running requests are finished first."""
-    runner = web.AppRunner(create_app(index, topk), access_log=None, shutdown_timeout=5.0, handler_cancellation=True)
+    log = server_log(f"{__name__}.http")
+    runner = web.AppRunner(
+        create_app(index, topk), access_log=None, logger=log, shutdown_timeout=5.0, handler_cancellation=True
+    )
     await runner.setup()
     try:
         host, port = listening.getsockname()[:2]

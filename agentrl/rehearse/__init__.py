@@ -1,0 +1,1 @@
+"""`agentrl slime rehearse`: slime's own training program, whole, on a laptop."""

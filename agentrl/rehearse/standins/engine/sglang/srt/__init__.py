@@ -1,0 +1,1 @@
+"""The modules of SGLang that slime imports."""

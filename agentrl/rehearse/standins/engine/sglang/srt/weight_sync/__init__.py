@@ -1,0 +1,1 @@
+"""Tensors on their way from the trainer to an engine."""

@@ -1,0 +1,63 @@
+"""The door to verl, against the interface of the real package: its agent loop and its output, on a scripted server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.metadata import version
+from types import SimpleNamespace
+
+import pytest
+
+from agentrl import ConfigError, EngineError, EpisodeOptions, Limits
+from agentrl.hosts.equality import differences
+from agentrl.hosts.turned import HostedEnv
+from agentrl.hosts.verl import VERSION, VerlEngine, agent_loop
+from tests.hosts.conftest import need
+from tests.hosts.envs import Breaks, BreaksAtReset, Masks, TwoTools, Weather
+from tests.hosts.hosting import Policy
+
+need("verl")
+
+from tests.hosts.playing.verl import PROMPT, Servers, loop_of, play  # noqa: E402
+
+LIMITS = {"turns": 6, "max_tokens_per_turn": 40}
+RESPONSE = 160
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+
+
+def test_the_version():
+    assert version("verl") == VERSION, "the door is written for another version: read its source again"
+
+
+@pytest.mark.parametrize("cls", [Weather, Masks, TwoTools, Breaks, BreaksAtReset])
+async def test_each_output_is_the_episode(cls, renderer):
+    cls.open, rewards = 0, []
+    options = EpisodeOptions(limits=Limits(tokens=RESPONSE, **LIMITS))
+    for seed, task in enumerate(HostedEnv(cls).tasks()[:16]):
+        loop = loop_of(cls, Servers(Policy(renderer), seed), RESPONSE, limits=LIMITS)
+        host = await play(loop, task)
+        failed = cls in (Breaks, BreaksAtReset) and not any(host.rows[0].loss_mask)
+        host = replace(host, reward=None) if failed else host
+        named = await differences(host, cls(), renderer, options=options, context_length=PROMPT + RESPONSE)
+        assert [str(difference) for difference in named] == []
+        rewards.append(host.reward)
+    assert (None in rewards) is (cls in (Breaks, BreaksAtReset))
+    assert cls.open == 0
+
+
+async def test_what_cannot_work_is_said_at_once(renderer):
+    with pytest.raises(ConfigError, match='leave out thinking="strip"'):
+        agent_loop(Weather, thinking="strip")
+    loop = loop_of(Weather, Servers(Policy(renderer), 0), RESPONSE, limits=LIMITS)
+    with pytest.raises(ConfigError, match="write the column task_id"):
+        await loop.run({"temperature": 0.5}, raw_prompt=[])
+    loop.rollout_config.prompt_length = 10
+    with pytest.raises(ConfigError, match=r"raise data\.max_prompt_length"):
+        await loop.run({"temperature": 0.5}, task_id="train-1")
+
+    async def broken(**request):
+        raise ConnectionError("gone")
+
+    engine = VerlEngine(SimpleNamespace(generate=broken), {}, 100)
+    with pytest.raises(EngineError, match="verl's server: ConnectionError: gone"):
+        await engine.generate([1], {"max_new_tokens": 5})
