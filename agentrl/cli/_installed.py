@@ -104,6 +104,6 @@ def _built(full_name: str, command: Any) -> Any:
         app.command(name)(command)
         return get_group(app).commands[name]
     app.add_typer(command, name=name)
-    group = get_group(app).commands[name]
+    group: Any = get_group(app).commands[name]
     group.commands.update(Commands(f"{full_name}.").importable())
     return group

@@ -1,27 +1,28 @@
-"""A second BPE that encodes in place of the tokenizer's, as soon as a proof of equal tokens is there.
+"""A second BPE, which encodes in place of the tokenizer's if `AGENTRL_FAST_BPE` is on.
 
 `fastokens` (Apache-2.0) reads the same vocabulary and merges, and has a different algorithm: long texts take a sixth to
 a tenth of the time. The tokens must be equal, so they are compared with the tokenizer's:
 
-- once for each tokenizer on a machine, by a process in the background: every token of the vocabulary, merges that
-  compete, and texts that are hard to cut into words. The verdict lies in ~/.cache/agentrl/fast_bpe, under a hash of the
-  tokenizer's JSON and the versions. Until then, and if fastokens is slower, the tokenizer encodes.
+- once for each tokenizer on a machine, before the first text: every token of the vocabulary, merges that compete, and
+  texts that are hard to cut into words. The verdict lies in ~/.cache/agentrl/fast_bpe, under a hash of the tokenizer's
+  JSON and the versions. If fastokens is slower, the tokenizer encodes.
 - later one text in `CHECKED_EVERY`, as long as a process runs.
 
 The first difference or error switches the fast BPE off for the tokenizer, with a warning. Trainer and engine always see
 the same tokens: at stake is the cut of a text into tokens.
+
+The variable is off by default: each process that renders needs one to two seconds of CPU to read a large vocabulary,
+and 170 MB of memory.
 """
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import json
 import logging
 import os
 import subprocess
 import sys
-import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,10 +40,7 @@ from agentrl.render.hard_texts import hard_texts
 from agentrl.render.raw import encoder_of, encodes_directly
 
 VARIABLE = "AGENTRL_FAST_BPE"
-"""The environment variable. "off": tokenizers encode. "on": a renderer's load waits for the proof, whatever the size of
-the vocabulary. Without it, a proof is made in the background, for vocabularies of at least `LEAST_TOKENS`."""
-LEAST_TOKENS = 16_384
-"""With a smaller vocabulary the texts of a turn are encoded before a proof is worth its seconds."""
+"""The environment variable: on or off."""
 CHECKED_EVERY = 64
 _PROOF = 1
 """The number of the proof. A change of the texts needs another number, so that earlier verdicts do not count."""
@@ -55,19 +53,18 @@ Encode = Callable[[str], list[int]]
 
 _log = logging.getLogger("agentrl")
 _BPES: WeakKeyDictionary[Any, FastBpe] = WeakKeyDictionary()
-_loading = threading.Lock()
-_provers: set[subprocess.Popen[str]] = set()
 
 
 @dataclass(slots=True)
 class FastBpe:
-    """The fast BPE of a tokenizer. All templates with the tokenizer share the object, which does not hold it."""
+    """The fast BPE of a tokenizer. All templates with the tokenizer share the object, which does not hold the
+    tokenizer."""
 
     name: str
     size: tuple[int, bool]
     """The constants of a tokenizer: the number of tokens, and whether special tokens are text."""
     encode: Encode | None = None
-    """None: there is no proof yet, or the fast BPE is off."""
+    """None: the fast BPE is off."""
     off: str = ""
     """The reason why the fast BPE is off."""
     every: int = CHECKED_EVERY
@@ -79,41 +76,40 @@ class FastBpe:
         self.encode = None
         if not self.off:
             self.off = reason
-            _log.warning("the fast BPE is off for %s, whose own encodes from now on: %s", self.name, reason)
+            _log.warning("the fast BPE is off for %s, whose tokenizer encodes from now on: %s", self.name, reason)
 
 
 def fast_encoder_of(tokenizer: Any) -> Encode:
-    """`encoder_of`, or the fast BPE as soon as it is proved. Raises ConfigError if `AGENTRL_FAST_BPE` is on and
-    fastokens is not installed, and for a setting other than on and off."""
-    tokenizers_own = encoder_of(tokenizer)
-    is_on = _setting()
-    if is_on is False or not encodes_directly(tokenizer) or tokenizer.split_special_tokens:
-        return tokenizers_own
-    if is_on is None and (len(tokenizer) < LEAST_TOKENS or _version() is None):
-        return tokenizers_own
-    with _loading:
-        bpe = _BPES.get(tokenizer)
-        if bpe is None or bpe.size != _size(tokenizer):
-            bpe = _BPES[tokenizer] = _begun(tokenizer, wait=bool(is_on))
-    return _with_comparisons(tokenizer, tokenizers_own, bpe)
+    """`encoder_of`, or the fast BPE if the variable is on and the proof is good. The first call on a machine makes the
+    proof: 4 to 11 seconds for a large vocabulary.
+
+    Raises ConfigError if the variable is on and fastokens is not installed, and for a setting other than on and off.
+    """
+    reference = encoder_of(tokenizer)
+    if not _is_on() or not encodes_directly(tokenizer) or tokenizer.split_special_tokens:
+        return reference
+    bpe = _BPES.get(tokenizer)
+    if bpe is None or bpe.size != _size(tokenizer):
+        bpe = _BPES[tokenizer] = _loaded(tokenizer)
+    return _with_comparisons(tokenizer, reference, bpe)
 
 
-def _with_comparisons(tokenizer: Any, tokenizers_own: Encode, bpe: FastBpe) -> Encode:
+def _with_comparisons(tokenizer: Any, reference: Encode, bpe: FastBpe) -> Encode:
     def encode(text: str) -> list[int]:
         fast = bpe.encode
         if fast is None:
-            return tokenizers_own(text)
+            return reference(text)
         if _size(tokenizer) != bpe.size:
             bpe.switch_off("the tokenizer was changed after it was loaded")
-            return tokenizers_own(text)
+            return reference(text)
         try:
             actual = fast(text)
         except Exception as exc:  # noqa: BLE001 - the boundary of another library: its tokenizer takes over
             bpe.switch_off(f"it fails on a text ({type(exc).__name__}: {exc})")
-            return tokenizers_own(text)
+            return reference(text)
         if zlib.crc32(text.encode(errors="replace")) % bpe.every:
             return actual
-        expected = tokenizers_own(text)
+        expected = reference(text)
         bpe.compared += 1
         if actual != expected:
             bpe.switch_off(f"it encodes {_difference(text, expected, actual)}; report this")
@@ -126,49 +122,29 @@ def _size(tokenizer: Any) -> tuple[int, bool]:
     return len(tokenizer), bool(tokenizer.split_special_tokens)
 
 
-def _setting() -> bool | None:
-    """Whether the variable is on or off; None without it."""
+def _is_on() -> bool:
     setting = os.environ.get(VARIABLE, "").lower()
     if setting not in ("", "0", "off", "1", "on"):
         raise ConfigError(f"{VARIABLE} is {setting!r}: set it to on or off, or unset it")
-    return setting in ("1", "on") if setting else None
+    return setting in ("1", "on")
 
 
-def _version() -> str | None:
-    """The version of fastokens; None if it is not installed."""
+def _loaded(tokenizer: Any) -> FastBpe:
+    """The fast BPE of a tokenizer. The fast BPE is off if the verdict is against it, or if no verdict can be had."""
     try:
-        return version("fastokens")
+        version("fastokens")
     except PackageNotFoundError:
-        return None
-
-
-def _begun(tokenizer: Any, *, wait: bool) -> FastBpe:
-    """The fast BPE of a tokenizer. A thread looks for its proof, unless the caller waits for it."""
-    if _version() is None:
-        raise ConfigError(
-            f"{VARIABLE} is on, but fastokens is not installed: pip install 'agentrl-sdk[train]', or unset the variable"
-        )
+        raise ConfigError(f"{VARIABLE} is on, but fastokens is not installed: pip install fastokens") from None
     bpe = FastBpe(getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__, _size(tokenizer))
-    if wait:
-        _load(bpe, tokenizer.backend_tokenizer)
-    else:
-        arguments = (bpe, tokenizer.backend_tokenizer)
-        threading.Thread(target=_load, args=arguments, name="agentrl-fast-bpe", daemon=True).start()
-    return bpe
-
-
-def _load(bpe: FastBpe, backend: Any) -> None:
-    """Let the fast BPE encode if its proof says so. A prover that fails proves nothing, and the tokenizer encodes."""
     try:
-        serialized = backend.to_str()
-        reason = _verdict(serialized)
-        if reason:
-            bpe.off = reason
-            _log.info("the fast BPE is off for %s: %s", bpe.name, reason)
-        elif reason is not None and not bpe.off:
+        serialized = tokenizer.backend_tokenizer.to_str()
+        if reason := _verdict(serialized):
+            bpe.switch_off(reason)
+        else:
             bpe.encode = reader(serialized)
     except Exception as exc:  # noqa: BLE001 - the boundary of another library, which cannot read every tokenizer
         bpe.switch_off(f"it cannot be used ({type(exc).__name__}: {exc})")
+    return bpe
 
 
 def reader(serialized: str) -> Encode:
@@ -179,9 +155,9 @@ def reader(serialized: str) -> Encode:
     return lambda text: list(tokenizer.encode(text).ids)
 
 
-def _verdict(serialized: str) -> str | None:
-    """The reason against the fast BPE, empty if there is none; None if no proof can be made. The proof is made once a
-    machine; other processes wait for it."""
+def _verdict(serialized: str) -> str:
+    """The reason against the fast BPE, empty if there is none. The proof is made once a machine; other processes wait
+    for the verdict. Raises an error if no proof can be made."""
     versions = f"{_PROOF}-{version('fastokens')}-{version('tokenizers')}"
     file = _folder() / f"{hashlib.sha256(serialized.encode()).hexdigest()[:32]}-{versions}.json"
     lock, deadline = file.with_suffix(".lock"), time.monotonic() + _PATIENCE_S
@@ -191,48 +167,45 @@ def _verdict(serialized: str) -> str | None:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             held = try_lock(lock)
-        except OSError:
-            return _proved(serialized)  # a folder that cannot be written: the proof holds for this process
+        except OSError as exc:
+            _log.warning("%s cannot be written (%s): each process proves the fast BPE anew", file.parent, exc.strerror)
+            return _proved(serialized)
         if held is None:
             time.sleep(_LOOK_S)
             continue
         try:
             reason = _proved(serialized)
-            if reason is not None:
-                with suppress(OSError):
-                    write_atomically(file, json.dumps({"off": reason}) + "\n")
+            with suppress(OSError):
+                write_atomically(file, json.dumps({"off": reason}) + "\n")
             return reason
         finally:
             unlock(lock, held)
-    return None
+    raise TimeoutError(f"another process holds {lock}")
 
 
 def _folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentrl" / "fast_bpe"
 
 
-def _proved(serialized: str) -> str | None:
-    """The verdict of a process that proves with low priority on one core; None if the process fails."""
+def _proved(serialized: str) -> str:
+    """The verdict of another process: a crash of foreign code does not end this process. Raises an error if the process
+    fails."""
+    command = [sys.executable, "-m", "agentrl.render.fast_bpe"]
     environment = {**os.environ, "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    command, pipe = [sys.executable, "-m", "agentrl.render.fast_bpe"], subprocess.PIPE
-    with subprocess.Popen(
-        command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, encoding="utf-8", env=environment
-    ) as prover:
-        _provers.add(prover)
-        try:
-            printed, _ = prover.communicate(serialized, timeout=_PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            prover.kill()
-            return None
-        finally:
-            _provers.discard(prover)
-    return str(json.loads(printed)["off"]) if prover.returncode == 0 else None
-
-
-@atexit.register
-def _end_provers() -> None:
-    for prover in list(_provers):
-        prover.kill()
+    prover = subprocess.run(
+        command,
+        input=serialized,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        env=environment,
+        timeout=_PATIENCE_S,
+        check=False,
+    )
+    if prover.returncode:
+        lines = prover.stderr.splitlines() or ["without output"]
+        raise RuntimeError(f"its proof ended with exit code {prover.returncode}: {lines[-1]}")
+    return str(json.loads(prover.stdout)["off"])
 
 
 def prove(serialized: str) -> str:
@@ -294,7 +267,6 @@ def _difference(text: str, expected: Sequence[int], actual: Sequence[int]) -> st
 
 def main() -> None:
     """Prove the tokenizer whose JSON is on stdin."""
-    os.nice(10)
     try:
         reason = prove(sys.stdin.read())
     except Exception as exc:  # noqa: BLE001 - the boundary of another library, which cannot read every tokenizer
