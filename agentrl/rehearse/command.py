@@ -6,7 +6,6 @@ import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -20,11 +19,6 @@ from agentrl.cli._errors import one_line_errors
 
 PROBLEM = 1
 """Exit code if the rehearsal names a problem. A wrong command exits with 2."""
-
-
-class EngineName(StrEnum):
-    LOCAL = "local"
-    SGLANG = "sglang"
 
 
 def rehearse(
@@ -46,9 +40,6 @@ def rehearse(
             help="Keep the model, batch sizes, lengths and rollouts, for a model that this machine can train.",
         ),
     ] = False,
-    engine: Annotated[
-        EngineName, typer.Option(help="What samples the tokens: agentrl's engine, or SGLang on the CPU.")
-    ] = EngineName.LOCAL,
     out: Annotated[
         Path, typer.Option(help="The folder of logs, model and report.json. An earlier rehearsal's is replaced.")
     ] = Path("rehearsal"),
@@ -83,7 +74,7 @@ def rehearse(
         from agentrl.rehearse.run import rehearse as run_rehearsal
 
         screen = console(stderr=as_json)
-        options = RehearsalOptions(out, rollouts, full, str(engine), timeout, not no_resume)
+        options = RehearsalOptions(out, rollouts, full, timeout, not no_resume)
         launch = read(command)
         say = partial(screen.print, highlight=False, markup=False)
         report = run_rehearsal(launch, options, say, lambda plan: print_replacements(screen, plan.replacements))

@@ -61,11 +61,11 @@ def claim(out: Path) -> None:
         raise ConfigError(f"--out {out} cannot be written to: {exc.strerror}; name another folder") from exc
 
 
-def prepare(launch: SlimeLaunch, out: Path, *, rollouts: int, full: bool, engine: str = "local") -> Prepared:
+def prepare(launch: SlimeLaunch, out: Path, *, rollouts: int, full: bool) -> Prepared:
     """Write the model's configuration and the data. The weights follow later. Raises ConfigError."""
     flags = launch.flags
     away = is_elsewhere(launch)
-    prepared = Prepared(Choices(rollouts=rollouts, full=full, engine=engine, random=not full, out=out))
+    prepared = Prepared(Choices(rollouts=rollouts, full=full, random=not full, out=out))
     folder = model_folder(launch)
     model = _full_model(prepared, flags, folder) if full else _small_model(prepared, launch, folder, away)
     _add_save(prepared, launch, away)
@@ -237,11 +237,11 @@ def _shortened(file: Path, out: Path) -> Path:
 # ---- the environment
 
 
-def variables(launch: SlimeLaunch, packages: Packages, out: Path, *, engine: str, random: bool) -> dict[str, str]:
+def variables(launch: SlimeLaunch, packages: Packages, out: Path, *, random: bool) -> dict[str, str]:
     """The environment of all processes: the launch's own, with the stand-ins first on PYTHONPATH."""
     env = {name: value for name, value in launch.variables.items() if name not in _HIDDEN}
     return env | {
-        "PYTHONPATH": os.pathsep.join(map(str, python_path(launch, packages, engine))),
+        "PYTHONPATH": os.pathsep.join(map(str, python_path(launch, packages))),
         "AGENTRL_REHEARSAL": str(out),
         "AGENTRL_REHEARSAL_RANDOM": "1" if random else "",
         "SLIME_ACCELERATOR": "cpu",
@@ -255,11 +255,11 @@ def variables(launch: SlimeLaunch, packages: Packages, out: Path, *, engine: str
     }
 
 
-def python_path(launch: SlimeLaunch, packages: Packages, engine: str) -> Sequence[Path | str]:
+def python_path(launch: SlimeLaunch, packages: Packages) -> Sequence[Path | str]:
     """PYTHONPATH: the stand-ins, slime, the launch's folders, agentrl, and Megatron where the launch has none."""
     from agentrl import __file__ as agentrl_file
 
-    first = [SITE, *([ENGINE] if engine == "local" else []), launch.program.parent]
+    first = [SITE, ENGINE, launch.program.parent]
     has_megatron = any(Path(folder, "megatron", "training").is_dir() for folder in launch.python_path)
     last = [Path(agentrl_file).parents[1], *(() if has_megatron else packages.paths)]
     return [*first, *launch.python_path, *last]

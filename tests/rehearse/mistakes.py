@@ -229,7 +229,7 @@ MISTAKES = (
     ),
     Mistake(
         "metadata that does not pickle",
-        ("conversion", "rollout"),
+        ("conversion", "rollout", "evaluation"),
         r"pickle|serializ",
         (
             hooks(ADAPTED.format("sample.train_metadata = {'lock': __import__('threading').Lock()}")),
