@@ -33,10 +33,10 @@ def on(monkeypatch, tmp_path):
     """A load waits for the proof, and proofs lie in a folder of the test."""
     monkeypatch.setenv(VARIABLE, "on")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    before = dict(fast_bpe._BPES)
+    before = dict(fast_bpe.BPES)
     yield
-    fast_bpe._BPES.clear()
-    fast_bpe._BPES.update(before)
+    fast_bpe.BPES.clear()
+    fast_bpe.BPES.update(before)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def proofs(monkeypatch):
 
 def loaded(tokenizer: Any) -> FastBpe:
     fast_encoder_of(tokenizer)
-    return fast_bpe._BPES[tokenizer]
+    return fast_bpe.BPES[tokenizer]
 
 
 def own(tokenizer: Any, text: str) -> list[int]:
@@ -76,7 +76,7 @@ def test_it_gives_the_tokens_of_the_tokenizer(make, proofs):
 
 def test_a_renderer_encodes_with_it(proofs):
     tokenizer = chatml_tokenizer(*TAGS)
-    renderer, bpe = load_renderer(tokenizer), fast_bpe._BPES[tokenizer]
+    renderer, bpe = load_renderer(tokenizer), fast_bpe.BPES[tokenizer]
     texts: list[str] = []
     fast = bpe.encode
     bpe.encode = lambda text: texts.append(text) or fast(text)
@@ -116,7 +116,7 @@ def test_without_the_switch_nothing_is_read_or_proved(monkeypatch, proofs, setti
     else:
         monkeypatch.setenv(VARIABLE, setting)
     assert fast_encoder_of(tokenizer).__name__ == "fast"
-    assert (tokenizer in fast_bpe._BPES, proofs) == (False, [])
+    assert (tokenizer in fast_bpe.BPES, proofs) == (False, [])
 
 
 def test_a_setting_that_is_neither_on_nor_off(monkeypatch):
@@ -247,9 +247,9 @@ def test_a_slower_one_is_off():
     def slowly(text: str) -> list[int]:
         return [sum(range(20_000)) and 1]
 
-    assert fast_bpe._compared(lambda text: [1], slowly, ["a"] * 20) == "it is slower than the tokenizer"
-    assert fast_bpe._compared(slowly, lambda text: [1], ["a"] * 20) == ""
-    assert "at token 1 [3], not [2]" in fast_bpe._compared(lambda text: [1, 2], lambda text: [1, 3], ["a"])
+    assert fast_bpe.compared(lambda text: [1], slowly, ["a"] * 20) == "it is slower than the tokenizer"
+    assert fast_bpe.compared(slowly, lambda text: [1], ["a"] * 20) == ""
+    assert "at token 1 [3], not [2]" in fast_bpe.compared(lambda text: [1, 2], lambda text: [1, 3], ["a"])
 
 
 def test_a_tokenizer_that_it_cannot_read():
@@ -273,6 +273,6 @@ def test_a_tokenizer_that_nobody_holds_goes_with_its_bpe(proofs):
 def test_the_text_of_an_env_has_the_tokenizers_tokens(proofs):
     tokenizer = chatml_tokenizer(*TAGS)
     renderer = load_renderer(tokenizer)
-    assert fast_bpe._BPES[tokenizer].encode is not None
+    assert fast_bpe.BPES[tokenizer].encode is not None
     raw = Raw(prose(7))
     assert list(renderer.prompt(raw).tokens) == own(tokenizer, raw.text if hasattr(raw, "text") else str(raw))
