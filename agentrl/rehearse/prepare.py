@@ -76,7 +76,7 @@ def prepare(launch: SlimeLaunch, out: Path, *, rollouts: int, full: bool) -> Pre
     guessed = Replacement("--allgather-cp", "", None, "")
     prepared.written = written_words(flags, model, [*data, *weights, guessed] if away else ())
     if not away:
-        prepared.problems += _missing_checkpoints(launch)
+        prepared.problems += [*_missing_checkpoints(launch), *_broken_rows(launch)]
     return prepared
 
 
@@ -104,6 +104,27 @@ def is_elsewhere(launch: SlimeLaunch) -> bool:
     """Whether the launch's paths are those of another machine: none of them is here."""
     paths = [_SLICE.sub("", path) for flag in _PATHS for path in launch.flags.values(flag) or ()]
     return not any((launch.folder / path).exists() for path in paths)
+
+
+def _broken_rows(launch: SlimeLaunch) -> Iterator[str]:
+    """The first line of each data file that is no JSON. slime prints such a line's number, and trains without it."""
+    for path in launch.flags.values("--prompt-data") or ():
+        file = launch.folder / _SLICE.sub("", path)
+        if file.suffix != ".jsonl" or not file.is_file():
+            continue
+        with file.open(encoding="utf-8", errors="replace") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip() and not _is_json(line):
+                    yield f"arguments: {file}:{number} is no JSON: slime leaves the row out; correct or remove it"
+                    break
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def model_folder(launch: SlimeLaunch) -> Path | None:

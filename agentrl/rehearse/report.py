@@ -301,7 +301,7 @@ def _bad_ledger(values: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iter
     masked = sum(ledger["masked"].values())
     if ledger["sampled"] != ledger["trained"] + masked:
         counts = f"{ledger['sampled']} sampled tokens, but {ledger['trained']} trained and {masked} masked"
-        yield f"rollout: {counts}: a bug of agentrl"
+        yield f"rollout: {counts}: a hook changes loss_mask or tokens of a Sample, or agentrl has a bug"
     if values["rewards"] and values["trained_tokens"] != ledger["trained"]:  # without a sample the conversion failed
         yield (
             f"training: slime trained {values['trained_tokens']} tokens, agentrl handed over {ledger['trained']}: a "

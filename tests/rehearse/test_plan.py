@@ -263,6 +263,14 @@ def test_a_misspelt_model_folder_is_no_launch_of_another_machine(here, tmp_path)
         prepare(launch, tmp_path / "out", rollouts=2, full=False)
 
 
+def test_a_row_that_slime_would_leave_out_is_named(here, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"a": 1}\n\n{"a": 2}\n{"a": \n')
+    flags = Flags.of([*here.flags.words(), "--prompt-data", f"{tmp_path}/rows.jsonl@[0:9]"])
+    prepared = prepare(SlimeLaunch(here.program, flags, {}, here.folder), tmp_path / "out", rollouts=2, full=False)
+    (problem,) = (problem for problem in prepared.problems if "JSON" in problem)
+    assert problem.startswith(f"arguments: {tmp_path}/rows.jsonl:4 is no JSON")
+
+
 def test_full_needs_the_weights(tmp_path):
     launch = launch_of(["--hf-checkpoint", "/root/model"], tmp_path)
     with pytest.raises(ConfigError, match="--full trains its weights"):

@@ -146,7 +146,7 @@ def test_episodes_without_a_token():
 
 
 def test_tokens_that_nobody_counts():
-    assert "a bug of agentrl" in found(run(sampled_tokens=44))[0]
+    assert "agentrl has a bug" in found(run(sampled_tokens=44))[0]
     assert "changes the masks" in found(run(), samples(mask=(1, 1, 0, 0)))[0]
 
 
