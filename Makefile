@@ -3,31 +3,38 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 GPU_VENV = .venv-gpu
+# Each installation contains the one before it: to train, the fact search, everything with the tests.
+TRAINS  = $(VENV)/.trains
+SEARCHES = $(VENV)/.searches
 STAMP   = $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYTHONUNBUFFERED = 1
 SHELL = bash
+# A module is compiled when it is imported first, and kept, whatever the environment says: few of those installed are.
+unexport PYTHONDONTWRITEBYTECODE
 # pip's output in short: each large file, and the step after the downloads, which is silent for half a minute.
-INSTALL = set -o pipefail; $(BIN)/pip install --progress-bar off -c constraints.txt
+INSTALL = set -o pipefail; $(BIN)/pip install --no-compile --progress-bar off -c constraints.txt
 BRIEFLY = | awk '/(Downloading|Using cached) .*[0-9] [MG]B\)/ {print "      " $$2, $$3, $$4; fflush()} \
 	/^Installing collected/ {print "      installing " NF - 3 " packages"; fflush()}'
 
-.PHONY: demo rehearse self-play test test-rest quick pythons soak crash soak-sandbox soak-workers check bench bench-scale bench-workers bench-exact bench-demo bench-retriever bench-view docs gateway-clients gpu gpu-wheels bench-thousands clean bench-first-byte
+.PHONY: demo demo-search rehearse self-play test test-rest quick pythons soak crash soak-sandbox soak-workers check bench bench-scale bench-workers bench-exact bench-demo bench-retriever bench-view docs gateway-clients gpu gpu-wheels bench-thousands clean bench-first-byte
 
-demo: $(STAMP)  ## Train a tiny model to use a search tool, and show the result.
-	$(BIN)/python examples/fact_search/demo.py
+demo: $(TRAINS)  ## README's quickstart: a tiny model learns to ask a tool before it answers, in a minute (SEED=1).
+	$(BIN)/python -m examples.quickstart.demo $(if $(SEED),--seed $(SEED))
 
-rehearse: $(STAMP)  ## slime's own train.py on this machine with the demo's Env: launch, two weight updates, resume (SLIME_SRC=/path/to/slime; the first time 1.6 GB of packages).
+demo-search: $(SEARCHES)  ## A tiny model learns to search for facts before it answers, in five minutes (SEED=1).
+	$(BIN)/python -m examples.fact_search.demo $(if $(SEED),--seed $(SEED))
+
+rehearse: $(STAMP)  ## slime's own train.py on this machine with the Env of demo-search: launch, two weight updates, resume (SLIME_SRC=/path/to/slime; the first time 1.6 GB of packages).
 	$(BIN)/python examples/slime/rehearse.py $(or $(SLIME_SRC),$(error name a checkout of slime: make rehearse SLIME_SRC=/path/to/slime))
 
 self-play: $(STAMP)  ## Train a tiny model to play tic-tac-toe against itself, in both seats; play a random and a perfect player before and after (SEEDS="0 1 2").
 	$(BIN)/python examples/tictactoe/self_play.py $(if $(SEEDS),--seeds $(SEEDS))
 
 # A process of tests has one thread for each sum: several would wait for each other where all cores are busy. There is one
-# process more than there are cores, because tests wait for a fifth of their time. Compiled modules are kept, whatever
-# the environment says: hundreds of processes that tests start would each compile agentrl again. CI gives another RUNNER.
+# process more than there are cores, because tests wait for a fifth of their time. CI gives another RUNNER.
 RUNNER = -m pytest
-PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python $(RUNNER) --dist worksteal \
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python $(RUNNER) --dist worksteal \
 	-n $$($(BIN)/python -c 'import os; print(min((os.cpu_count() or 1) + 1, 4))')
 
 test: $(STAMP)  ## Tests of everything that this machine can run, in up to four processes. The summary lists the skipped ones.
@@ -98,7 +105,7 @@ bench-view: $(STAMP)  ## The viewer on 1 GB and on a million tokens, beside its 
 bench-exact: $(STAMP)  ## Compare sampled with trained tokens, also for peers (SLIME_SRC=/path/to/slime, SLIME04_SRC for 0.4).
 	$(BIN)/python -m benchmarks.exact
 
-bench-demo: $(STAMP)  ## Run the demo with three seeds and two controls of equal time (about an hour on two cores).
+bench-demo: $(STAMP)  ## The fact search of `make demo-search` with three seeds and two controls of equal time (about an hour on two cores).
 	$(BIN)/python -m benchmarks.demo
 
 gpu: $(if $(WHEELS),$(GPU_VENV)/.installed,$(if $(MODEL)$(filter cpu,$(DEVICE)),$(STAMP),$(VENV)/.smollm2))  ## Speeds, and everything that trains, on one GPU, in parts of ten minutes that go on (DEVICE=cpu: small; DATA, PART, PEAK, SEEDS, SGLANG, USD, WHEELS: benchmarks/gpu.py says).
@@ -123,15 +130,23 @@ $(GPU_VENV)/.installed: benchmarks/wheels.txt
 bench-retriever: $(STAMP)  ## Recall, latency and memory over DATA=FOLDER (corpus.jsonl, qa.jsonl), and over 2 million passages made from it.
 	$(BIN)/python -m benchmarks.retrieval $(or $(DATA),$(error name a folder with corpus.jsonl and qa.jsonl: make bench-retriever DATA=FOLDER))
 
-$(STAMP): pyproject.toml envs/pyproject.toml sandbox/pyproject.toml constraints.txt
+PROJECTS = pyproject.toml envs/pyproject.toml sandbox/pyproject.toml constraints.txt
+
+$(TRAINS): $(PROJECTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "agentrl needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 2; }
-	@echo "Installing agentrl into $(VENV), once: two minutes, or up to ten on a busy machine or a slow network."
+	@echo "Installing agentrl into $(VENV), once: a minute, or up to five on a busy machine or a slow network."
 	@$(PYTHON) -m venv $(VENV)
-	@echo "  1 of 3: torch, the largest (200 MB)"
-	@$(INSTALL) 'torch>=2.6' $(BRIEFLY)
-	@echo "  2 of 3: agentrl, and what it needs to train and to play"
-	@$(INSTALL) -e '.[all]' -e envs -e sandbox $(BRIEFLY)
-	@echo "  3 of 3: what the tests need"
+	@echo "  agentrl, and what it needs to train; torch is the largest (200 MB)"
+	@$(INSTALL) -e '.[train]' $(BRIEFLY)
+	@touch $@
+
+$(SEARCHES): $(TRAINS)
+	@echo "  the environments, and what the search needs"
+	@$(INSTALL) -e '.[train]' -e sandbox -e 'envs[search]' $(BRIEFLY)
+	@touch $@
+
+$(STAMP): $(TRAINS)
+	@echo "  everything else, and what the tests need"
 	@$(INSTALL) -e '.[all,dev]' -e envs -e sandbox $(BRIEFLY)
 	@$(INSTALL) --no-deps xgrammar apache-tvm-ffi $(BRIEFLY)
 	@echo "Installed."

@@ -23,6 +23,9 @@ from pathlib import Path
 from agentrl.init import TEMPLATES, write_project
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))  # a script finds only its own folder
+from examples.quickstart.demo import commands  # noqa: E402
+
 README = ROOT / "README.md"
 GUIDE = ROOT / "docs" / "first-hour.md"
 ENVIRONMENTS = ROOT / "docs" / "environments.md"
@@ -63,11 +66,11 @@ def main() -> None:
 
 def quickstart() -> str:
     """README's first commands, and an episode in Python after them."""
-    commands = re.search(r"## Two minutes.*?```bash\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)[1]
+    lines = "".join(f"{line}\n" for line in commands(README.read_text(encoding="utf-8")))
     guide = ENVIRONMENTS.read_text(encoding="utf-8")
     in_python = re.search(r"## Episodes in Python\n.*?```python\n(.*?)```", guide, re.DOTALL)[1]
     episode = f"```python\n# one_episode.py\n{in_python}```\n```bash\npython one_episode.py\n```\n"
-    return f"```bash\n{commands}```\n{episode}"
+    return f"```bash\n{lines}```\n{episode}"
 
 
 def follow(what: str, text: str, folder: Path, least: float = HELD_OUT, promised: float = PROMISED_S) -> None:

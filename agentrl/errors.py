@@ -162,6 +162,15 @@ class Failure:
         return cls(kind, boundary, _with_remedy(exc), text("".join(lines)))
 
 
+class BugError(AgentRLError):
+    """An Env, a reward function or agentrl itself has a bug. The message ends with the traceback."""
+
+    def __init__(self, failure: Failure, session_id: str) -> None:
+        self.failure, self.session_id = failure, session_id
+        self.summary = f"{failure.error} (in {failure.boundary}, episode {session_id})"
+        super().__init__(f"{self.summary}\n{failure.traceback}")
+
+
 def _with_remedy(exc: BaseException) -> str:
     """The line of `one_line`. For code that works only in the main thread, the remedy is added."""
     words = one_line(exc)

@@ -1,4 +1,4 @@
-"""The demo with three seeds, and two controls with equal time: does the reward teach, or any further training?
+"""`make demo-search` with three seeds, and two controls with equal time: does the reward teach, or any training?
 
     make bench-demo        # python -m benchmarks.demo [--seeds 0 1 2] [--out FOLDER]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -40,9 +42,23 @@ def test_the_public_names_are_these():
 
 @pytest.mark.thorough
 def test_import_brings_nothing_heavy():
-    code = f"import sys, agentrl; print(*sorted({HEAVY!r} & set(sys.modules)))"
+    code = f"import sys, agentrl; agentrl.Env; print(*sorted({HEAVY!r} & set(sys.modules)))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.split() == []
+
+
+def test_an_import_without_a_use_imports_no_room():
+    code = "import sys, agentrl; print(*(name for name in sys.modules if name.startswith('agentrl.')))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == []
+
+
+def test_type_checkers_and_python_import_the_same_names():
+    (block,) = [node for node in ast.parse(Path(agentrl.__file__).read_text()).body if isinstance(node, ast.If)]
+    checked = {alias.name: node.module for node in block.body for alias in node.names}
+    assert sorted(checked) == sorted(agentrl.__all__)
+    assert all(getattr(agentrl, name) is getattr(import_module(module), name) for name, module in checked.items())
+    assert set(agentrl.__all__) <= set(dir(agentrl))
 
 
 def test_the_readme_is_short():

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, get_args
-
-from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
-from typing_extensions import is_typeddict
+from typing import TYPE_CHECKING, Any, get_args
 
 from agentrl.errors import ConfigError, did_you_mean, unknown_key
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+    from pydantic.fields import FieldInfo
+    from pydantic_core import ErrorDetails
 
 _ALIKE = 0.85
 """Two file names are similar if difflib's ratio is at least this. The ratio is high, as file names often end alike."""
@@ -83,6 +83,9 @@ def keys_of(kind: Any) -> Mapping[str, Any]:
     if not isinstance(kind, type):
         parts = kind if isinstance(kind, tuple) else get_args(kind)
         return next(filter(None, map(keys_of, parts)), {})
+    from pydantic import BaseModel
+    from typing_extensions import is_typeddict
+
     if issubclass(kind, BaseModel):
         return {_written(key, field): (field.annotation, *field.metadata) for key, field in kind.model_fields.items()}
     if is_typeddict(kind):

@@ -10,17 +10,8 @@ import typer
 
 from agentrl._util.loading import own_frames
 from agentrl._util.signals import Terminated
-from agentrl.errors import CanaryError, ConfigError, InfraError
-from agentrl.rollout.play.episodes import BugError
-
-BUG = 1
-DISK_FULL = 1
-USAGE_ERROR = 2
-CANARY = 3
-INTERRUPTED = 130
-"""Exit code after Ctrl-C: 128 + SIGINT, as shells report it."""
-TERMINATED = 143
-"""Exit code after SIGTERM: 128 + SIGTERM, as shells report it."""
+from agentrl.cli._codes import BUG, CANARY, DISK_FULL, INTERRUPTED, TERMINATED, USAGE_ERROR
+from agentrl.errors import BugError, CanaryError, ConfigError, InfraError
 
 
 @contextmanager

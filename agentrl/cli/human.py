@@ -90,7 +90,7 @@ async def _play(
     finished: list[Trajectory],
 ) -> None:
     """Play the tasks, and append each episode to `played`. The file has the episode before the next episode begins."""
-    from agentrl.rollout import BugError
+    from agentrl.errors import BugError
     from agentrl.rollout.play.opponents import open_fixed
 
     opponents = open_fixed(config.opponents)

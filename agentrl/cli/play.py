@@ -319,7 +319,7 @@ async def _episodes(
 
     Raises BugError for a bug of the Env, and ConfigError for a bug of a tool.
     """
-    from agentrl.rollout import BugError
+    from agentrl.errors import BugError
 
     slots = asyncio.Semaphore(_CONCURRENCY)
 

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from agentrl._util.loading import load_object
-from agentrl.cli._errors import USAGE_ERROR, one_line_errors
+from agentrl.cli._codes import USAGE_ERROR
+from agentrl.cli._errors import one_line_errors
 from agentrl.errors import SandboxError
 
 sandbox = typer.Typer(help="Show which sandboxes exist; remove leftover ones.", no_args_is_help=True)

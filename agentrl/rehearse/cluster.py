@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -211,8 +212,9 @@ def _words(python: Path, number: int, port: int, gpus: int, temporary: Path) -> 
     address = node_address(number)
     place: list[Any] = ["--address", f"{node_address(0)}:{port}"]
     if number == 0:
-        place = ["--head", "--port", port, "--ray-client-server-port", client, "--include-dashboard", "false"]
-        place += ["--temp-dir", temporary]
+        place = ["--head", "--port", port, "--include-dashboard", "false", "--temp-dir", temporary]
+        if find_spec("grpc") is not None:  # else Ray has no server of clients, and refuses a port for it
+            place += ["--ray-client-server-port", client]
     words = [
         *(python, "-m", "ray.scripts.scripts", "start", "--block", *place, "--node-ip-address", address),
         *("--num-gpus", gpus, "--num-cpus", 16, "--object-store-memory", _STORE_BYTES, "--disable-usage-stats"),

@@ -6,7 +6,6 @@ import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -15,14 +14,11 @@ from typing import Annotated
 import typer
 
 from agentrl._util.signals import Terminated
+from agentrl.cli._codes import INTERRUPTED
+from agentrl.cli._errors import one_line_errors
 
 PROBLEM = 1
 """Exit code if the rehearsal names a problem. A wrong command exits with 2."""
-
-
-class EngineName(StrEnum):
-    LOCAL = "local"
-    SGLANG = "sglang"
 
 
 def rehearse(
@@ -44,9 +40,6 @@ def rehearse(
             help="Keep the model, batch sizes, lengths and rollouts, for a model that this machine can train.",
         ),
     ] = False,
-    engine: Annotated[
-        EngineName, typer.Option(help="What samples the tokens: agentrl's engine, or SGLang on the CPU.")
-    ] = EngineName.LOCAL,
     out: Annotated[
         Path, typer.Option(help="The folder of logs, model and report.json. An earlier rehearsal's is replaced.")
     ] = Path("rehearsal"),
@@ -74,8 +67,6 @@ def rehearse(
     The report names the stage that failed and the cause, and compares the log-probs of engine and trainer after each
     weight update. Exit code: 0 good, 1 a problem is named, 2 a wrong command.
     """
-    from agentrl.cli._errors import INTERRUPTED, one_line_errors  # which loads the commands, this module among them
-
     with one_line_errors(lambda: "nothing is left running"), _ended_by_signals():
         from agentrl.rehearse.launch import read
         from agentrl.rehearse.output import console, print_replacements, print_report
@@ -83,7 +74,7 @@ def rehearse(
         from agentrl.rehearse.run import rehearse as run_rehearsal
 
         screen = console(stderr=as_json)
-        options = RehearsalOptions(out, rollouts, full, str(engine), timeout, not no_resume)
+        options = RehearsalOptions(out, rollouts, full, timeout, not no_resume)
         launch = read(command)
         say = partial(screen.print, highlight=False, markup=False)
         report = run_rehearsal(launch, options, say, lambda plan: print_replacements(screen, plan.replacements))

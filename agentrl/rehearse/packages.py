@@ -41,7 +41,7 @@ _PACKAGES = (
     "six",
     "sympy",
     "tqdm",
-    "wandb",
+    "wandb<0.27",  # slime calls wandb.util.generate_id, which later versions lack
     "xxhash",
     "zstandard",
 )

@@ -73,7 +73,6 @@ class Choices:
 
     rollouts: int = 2
     full: bool = False
-    engine: str = "local"
     model: Path = Path()
     """The folder of the rehearsal's model. With `full` the launch's own."""
     random: bool = True
@@ -116,7 +115,7 @@ def make_plan(launch: SlimeLaunch, choices: Choices) -> Plan:
         *([] if choices.full else _smaller(flags, choices)),
         *_placed(flags, layout),
         *_tracking(flags, choices),
-        *(_aborting(launch) if choices.engine == "local" else ()),
+        *_aborting(launch),
         *_cpu(flags),
         *_fewer_layers(flags),
     ]

@@ -61,11 +61,11 @@ def claim(out: Path) -> None:
         raise ConfigError(f"--out {out} cannot be written to: {exc.strerror}; name another folder") from exc
 
 
-def prepare(launch: SlimeLaunch, out: Path, *, rollouts: int, full: bool, engine: str = "local") -> Prepared:
+def prepare(launch: SlimeLaunch, out: Path, *, rollouts: int, full: bool) -> Prepared:
     """Write the model's configuration and the data. The weights follow later. Raises ConfigError."""
     flags = launch.flags
     away = is_elsewhere(launch)
-    prepared = Prepared(Choices(rollouts=rollouts, full=full, engine=engine, random=not full, out=out))
+    prepared = Prepared(Choices(rollouts=rollouts, full=full, random=not full, out=out))
     folder = model_folder(launch)
     model = _full_model(prepared, flags, folder) if full else _small_model(prepared, launch, folder, away)
     _add_save(prepared, launch, away)
@@ -76,7 +76,7 @@ def prepare(launch: SlimeLaunch, out: Path, *, rollouts: int, full: bool, engine
     guessed = Replacement("--allgather-cp", "", None, "")
     prepared.written = written_words(flags, model, [*data, *weights, guessed] if away else ())
     if not away:
-        prepared.problems += _missing_checkpoints(launch)
+        prepared.problems += [*_missing_checkpoints(launch), *_broken_rows(launch)]
     return prepared
 
 
@@ -104,6 +104,27 @@ def is_elsewhere(launch: SlimeLaunch) -> bool:
     """Whether the launch's paths are those of another machine: none of them is here."""
     paths = [_SLICE.sub("", path) for flag in _PATHS for path in launch.flags.values(flag) or ()]
     return not any((launch.folder / path).exists() for path in paths)
+
+
+def _broken_rows(launch: SlimeLaunch) -> Iterator[str]:
+    """The first line of each data file that is no JSON. slime prints such a line's number, and trains without it."""
+    for path in launch.flags.values("--prompt-data") or ():
+        file = launch.folder / _SLICE.sub("", path)
+        if file.suffix != ".jsonl" or not file.is_file():
+            continue
+        with file.open(encoding="utf-8", errors="replace") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip() and not _is_json(line):
+                    yield f"arguments: {file}:{number} is no JSON: slime leaves the row out; correct or remove it"
+                    break
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def model_folder(launch: SlimeLaunch) -> Path | None:
@@ -237,11 +258,11 @@ def _shortened(file: Path, out: Path) -> Path:
 # ---- the environment
 
 
-def variables(launch: SlimeLaunch, packages: Packages, out: Path, *, engine: str, random: bool) -> dict[str, str]:
+def variables(launch: SlimeLaunch, packages: Packages, out: Path, *, random: bool) -> dict[str, str]:
     """The environment of all processes: the launch's own, with the stand-ins first on PYTHONPATH."""
     env = {name: value for name, value in launch.variables.items() if name not in _HIDDEN}
     return env | {
-        "PYTHONPATH": os.pathsep.join(map(str, python_path(launch, packages, engine))),
+        "PYTHONPATH": os.pathsep.join(map(str, python_path(launch, packages))),
         "AGENTRL_REHEARSAL": str(out),
         "AGENTRL_REHEARSAL_RANDOM": "1" if random else "",
         "SLIME_ACCELERATOR": "cpu",
@@ -255,11 +276,11 @@ def variables(launch: SlimeLaunch, packages: Packages, out: Path, *, engine: str
     }
 
 
-def python_path(launch: SlimeLaunch, packages: Packages, engine: str) -> Sequence[Path | str]:
+def python_path(launch: SlimeLaunch, packages: Packages) -> Sequence[Path | str]:
     """PYTHONPATH: the stand-ins, slime, the launch's folders, agentrl, and Megatron where the launch has none."""
     from agentrl import __file__ as agentrl_file
 
-    first = [SITE, *([ENGINE] if engine == "local" else []), launch.program.parent]
+    first = [SITE, ENGINE, launch.program.parent]
     has_megatron = any(Path(folder, "megatron", "training").is_dir() for folder in launch.python_path)
     last = [Path(agentrl_file).parents[1], *(() if has_megatron else packages.paths)]
     return [*first, *launch.python_path, *last]

@@ -24,6 +24,8 @@ _FAILED = re.compile(r"episode \S+ failed in (.+)", re.DOTALL)
 """agentrl's warning about an episode."""
 _NOT_SENT = "no update has sent them"
 """The engine's words about weights that it lacks."""
+_FLAG_OF_WEIGHT = {".q_norm.": "--qk-layernorm", ".q_proj.bias": "--add-qkv-bias"}
+"""Part of a weight's name -> the flag without which Megatron's model lacks the weight."""
 _UNSCORED = "every reward is 0"
 """agentrl's words about episodes that nothing scores."""
 GROUPED = ("grpo", "gspo", "cispo")
@@ -268,7 +270,9 @@ def _bad_episodes(values: Mapping[str, Any], data: Iterable[Mapping[str, Any]]) 
     example = f"; the first: {shortened(first)}" if first else ""
     if counts["failed"]:
         stage = "weights" if _NOT_SENT in first else "rollout"
-        yield f"{stage}: {counts['failed']} of {counts['played']} episodes failed: {_causes(counts)}{example}"
+        flag = next((flag for name, flag in _FLAG_OF_WEIGHT.items() if stage == "weights" and name in first), "")
+        hint = f"; does MODEL_ARGS lack {flag}?" if flag else ""
+        yield f"{stage}: {counts['failed']} of {counts['played']} episodes failed: {_causes(counts)}{example}{hint}"
     if counts["unscored"]:
         yield (
             f"rollout: {counts['unscored']} of {counts['played']} episodes got no reward: let Env.score return a "
@@ -297,7 +301,7 @@ def _bad_ledger(values: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iter
     masked = sum(ledger["masked"].values())
     if ledger["sampled"] != ledger["trained"] + masked:
         counts = f"{ledger['sampled']} sampled tokens, but {ledger['trained']} trained and {masked} masked"
-        yield f"rollout: {counts}: a bug of agentrl"
+        yield f"rollout: {counts}: a hook changes loss_mask or tokens of a Sample, or agentrl has a bug"
     if values["rewards"] and values["trained_tokens"] != ledger["trained"]:  # without a sample the conversion failed
         yield (
             f"training: slime trained {values['trained_tokens']} tokens, agentrl handed over {ledger['trained']}: a "

@@ -47,7 +47,6 @@ class RehearsalOptions:
     out: Path = Path("rehearsal")
     rollouts: int = 2
     full: bool = False
-    engine: str = "local"
     timeout_s: float = 180.0
     resume: bool = True
 
@@ -79,7 +78,7 @@ class Rehearsal:
         packages = prepare_packages(self.say)
         began = time.monotonic()
         options = self.options
-        prepared = prepare(self.launch, self.out, rollouts=options.rollouts, full=options.full, engine=options.engine)
+        prepared = prepare(self.launch, self.out, rollouts=options.rollouts, full=options.full)
         plan = make_plan(self.launch, prepared.choices)
         self.report.replacements = plan.replacements
         self.show(plan)
@@ -100,7 +99,7 @@ class Rehearsal:
     def _play(self, processes: Guarded, packages: Packages, prepared: Prepared, plan: Plan) -> None:
         """Start everything, and watch the program once or twice."""
         processes.clean(remove=prepared.remove, remove_if_empty=prepared.remove_if_empty)
-        env = variables(self.launch, packages, self.out, engine=self.options.engine, random=prepared.choices.random)
+        env = variables(self.launch, packages, self.out, random=prepared.choices.random)
         env |= plan.variables
         if prepared.weights is not None:
             words = [str(packages.python), "-m", "agentrl.rehearse.model", str(prepared.weights)]

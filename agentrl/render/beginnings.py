@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 from agentrl.render.raw import HARD_TEXTS, encodes_in_rust
 
-_LONG = 4096
+_LONG = 512
 """Minimum number of characters of a cached text."""
 _MOST = 4 << 20
 """Maximum number of cached tokens, which take 16 MiB."""

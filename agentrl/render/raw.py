@@ -58,6 +58,11 @@ def encodes_in_rust(tokenizer: Any) -> bool:
     return _encodes_plainly(tokenizer.__class__) and hasattr(tokenizer.backend_tokenizer, "encode_batch_fast")
 
 
+def encodes_directly(tokenizer: Any) -> bool:
+    """Whether `encoder_of`, which was called before, calls the Rust code."""
+    return encodes_in_rust(tokenizer) and _PROVED.get(tokenizer) == (len(tokenizer), True)
+
+
 def _hard_texts(tokenizer: Any) -> Iterator[str]:
     yield from HARD_TEXTS
     markers = [token.content for token in tokenizer.added_tokens_decoder.values()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from jinja2 import TemplateError as JinjaError
@@ -29,6 +29,8 @@ from agentrl.render.turns import spans
 from agentrl.types import JSON, Action, FinishReason, Message, Observation, Raw, Rendered, ToolSpec
 
 _BOUND_KEPT = 256
+_PROMPTS_KEPT = 16
+"""Number of encoded prompts that a renderer keeps. The episodes of a group begin with the same prompt."""
 _NOT_ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 _REMEDIES = {
     "developer": 'send it as "system" at the start, or as "user"',
@@ -88,7 +90,8 @@ class TemplateRenderer:
             template = spelling_out(template, fingerprint(tokenizer))
         self.turns = replace(proof.turns, template=template, memo=memo, watch=proof.watch)
         beginning = remembering(template.encoder, tokenizer, template.source, fingerprint(tokenizer))
-        self._begin = replace(self.turns, template=replace(template, encoder=beginning))
+        opening = replace(self.turns, template=replace(template, encoder=beginning))
+        self._encoded_prompt = lru_cache(_PROMPTS_KEPT)(partial(opening.assemble, ""))
         self.arguments = _arguments_of(template.source)
         self.stop_token_ids = proof.turns.profile.stop_token_ids
         special = {token: template.decode([token]) for token in template.special_ids}
@@ -123,7 +126,7 @@ class TemplateRenderer:
         text = template.render(messages, generation_prompt=True)
         bare = template.render(messages)
         prompt = text[len(bare) :] if text.startswith(bare) else ""
-        rendered = self._pictured(self._begin.assemble("", text[: len(text) - len(prompt)], prompt), messages)
+        rendered = self._pictured(self._encoded_prompt(text[: len(text) - len(prompt)], prompt), messages)
         return replace(rendered, special=template.count_special(messages) + template.count_special(template.tools))
 
     def parse(

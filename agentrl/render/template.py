@@ -14,10 +14,11 @@ from jinja2.exceptions import SecurityError
 from agentrl._util.texts import text_of
 from agentrl.errors import TemplateError
 from agentrl.image import has_image, is_image
+from agentrl.render.fast_bpe import fast_encoder_of
 from agentrl.render.ids import with_named_ids, with_plain_ids
 from agentrl.render.markers import GUARD, NO_MARKERS, Markers, Spelling, unescaped
 from agentrl.render.moment import set_clock, strftime_now
-from agentrl.render.raw import decodes_plainly, encoder_of
+from agentrl.render.raw import decodes_plainly
 from agentrl.render.symbols import Trace
 from agentrl.render.trace import clock, tracer
 from agentrl.types import JSON, Message, ToolSpec
@@ -67,7 +68,7 @@ class Template:
     tokenizer: Any
     source: str
     encoder: Callable[[str], list[int]]
-    """A function that encodes a text without adding tokens, see `encoder_of`."""
+    """A function that encodes a text without adding tokens, see `fast_encoder_of`."""
     tools: tuple[ToolSpec, ...] = ()
     kwargs: Mapping[str, JSON] = field(default_factory=dict)
     special_ids: frozenset[int] = frozenset()
@@ -100,7 +101,7 @@ class Template:
         added = tokenizer.added_tokens_decoder
         special = {i for i, token in added.items() if token.special} | set(tokenizer.all_special_ids)
         template = cls(
-            *(tokenizer, source, encoder_of(tokenizer), tuple(tools), dict(kwargs)),
+            *(tokenizer, source, fast_encoder_of(tokenizer), tuple(tools), dict(kwargs)),
             *(frozenset(special), frozenset(added) | special),
             markers=Markers.of(tokenizer, source, special),
         )

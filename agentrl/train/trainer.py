@@ -23,7 +23,7 @@ from agentrl._util.signals import run
 from agentrl.engine.base import TrainedEngine
 from agentrl.env.factory import EnvFactory
 from agentrl.episode.options import RewardFn
-from agentrl.errors import ConfigError, EngineError
+from agentrl.errors import BugError, ConfigError, EngineError
 from agentrl.models import SEEDED, save_model, set_ends
 from agentrl.monitor import Canaries, NumericsWatch, RolloutMetrics
 from agentrl.render import load_renderer
@@ -31,7 +31,7 @@ from agentrl.render.base import Renderer
 from agentrl.render.ends import turn_ends
 from agentrl.rollout.loop.drawing import Drawn
 from agentrl.rollout.loop.journal import Journal
-from agentrl.rollout.play.episodes import BugError, Rollout
+from agentrl.rollout.play.episodes import Rollout
 from agentrl.rollout.play.evaluate import Evaluation, evaluate
 from agentrl.rollout.play.remote import with_workers
 from agentrl.train import lora

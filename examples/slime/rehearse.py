@@ -1,4 +1,4 @@
-"""slime's own train.py on this machine, with the demo's Env: `python examples/slime/rehearse.py /path/to/slime`.
+"""slime's own train.py on this machine, with the fact search's Env: `python examples/slime/rehearse.py /path/to/slime`.
 
 Writes the tasks and a folder of the model `tiny` into build/rehearse, and calls `agentrl slime rehearse` with a launch
 as for a cluster. Arguments after the path of slime are options of the command, such as --no-resume.

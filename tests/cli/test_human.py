@@ -82,9 +82,11 @@ class Terminal:
 
     def _type(self):
         seen, left, end = 0, list(self.lines), time.monotonic() + 60
-        while not self.done and time.monotonic() < end:
+        while time.monotonic() < end:
             if select.select([self.master], [], [], 0.02)[0]:
                 self.shown += COLOURS.sub("", os.read(self.master, 1 << 16).decode().replace("\r\n", "\n"))
+            elif self.done:  # and all output is read
+                return
             if left and (at := self.shown.find(left[0][0], seen)) >= 0:
                 seen = at + len(left[0][0])
                 os.write(self.master, f"{left.pop(0)[1]}\n".encode())

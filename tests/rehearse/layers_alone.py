@@ -1,6 +1,6 @@
 """Builds Megatron's GPTModel from the rehearsal's layers with random weights, writes the weights as a folder of
-transformers by the converter of miles-rl's wheel, and compares the log-probs. Needs neither slime nor a launch. Run as
-a program under the hooks of a rehearsal:
+transformers by the converter of miles-rl's wheel, and compares the log-probs. Compares gradients with those after the
+recomputation of activations. Needs neither slime nor a launch. Run as a program under the hooks of a rehearsal:
 
     layers_alone.py qwen2|qwen3|moe
 """
@@ -50,7 +50,23 @@ def main(kind):
             logits = model(torch.cat(sequences)[None], None, None, packed_seq_params=params)[0]
             parts = logits.log_softmax(-1).split([*map(len, sequences)])
             expected = [theirs(sequence[None]).logits[0].log_softmax(-1) for sequence in sequences]
+        tokens = torch.cat(sequences)[None]
+        kept = gradients(model, tokens, params)
+        sizes = model.config
+        sizes.recompute_granularity, sizes.recompute_method, sizes.recompute_num_layers = "full", "uniform", 1
+        recomputed = gradients(model, tokens, params)
+    print("recomputed", float((kept - recomputed).abs().max()), "of", float(kept.abs().max()))
     print("worst", max(float((one - other).abs().max()) for one, other in zip(parts, expected, strict=True)))
+
+
+def gradients(model, tokens, params):
+    """All gradients of the tokens' mean log-prob, in one vector."""
+    import torch
+
+    model.zero_grad()
+    log_probs = model(tokens, None, None, packed_seq_params=params)[0].log_softmax(-1)
+    log_probs.gather(-1, tokens[0][:, None]).mean().backward()
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
 
 
 def build(kind, config):

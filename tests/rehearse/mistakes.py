@@ -94,7 +94,7 @@ MISTAKES = (
     Mistake(
         "add-qkv-bias forgotten",
         ("actors", "weights", "training"),
-        r"log-?probs?|qkv.bias",
+        r"log-?probs?|qkv.bias|q_proj.bias",
         (Edit("model.sh", "   --add-qkv-bias\n", ""),),
         shape="qwen2.5-0.5B",
     ),
@@ -229,7 +229,7 @@ MISTAKES = (
     ),
     Mistake(
         "metadata that does not pickle",
-        ("conversion", "rollout"),
+        ("conversion", "rollout", "evaluation"),
         r"pickle|serializ",
         (
             hooks(ADAPTED.format("sample.train_metadata = {'lock': __import__('threading').Lock()}")),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import ConfigError
+from agentrl.rehearse import cluster
 from agentrl.rehearse.cluster import Guarded, lost_part, node_address, start_ray
 from agentrl.rehearse.plan import Layout
 
@@ -79,3 +80,13 @@ def test_a_node_that_ends_later(starts, tmp_path):
         while not (lost := lost_part(processes, tmp_path)):
             processes.wait(1)
     assert lost.startswith("ray node 0, which ended by signal SIGKILL: raylet [exit code=-9]")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_port_for_clients_of_ray_only_with_grpc(starts, tmp_path, monkeypatch, there):
+    """Ray without grpc does not start if it is given that port. With grpc, two Rays would share the default port."""
+    monkeypatch.setattr(cluster, "find_spec", lambda name: object() if there else None)
+    with Guarded() as processes:
+        starts(processes, READY)
+        words = Path("/proc", (tmp_path / "pid").read_text(), "cmdline").read_bytes()
+    assert (b"--ray-client-server-port" in words) == there

@@ -37,6 +37,15 @@ def test_an_error_is_logged_once_where_it_was_raised(folder):
     assert "raise ValueError" in Path(file).read_text().splitlines()[int(line) - 1]
 
 
+def test_a_bare_assert_has_its_line_of_code(folder):
+    with pytest.raises(AssertionError), events.stage("router"):
+        exec(compile("assert process", "nowhere.py", "exec"), {"process": None})  # a file that cannot be read
+    with pytest.raises(LookupError), events.stage("router"):
+        raise LookupError
+    errors = [event["error"] for event in events.read(folder) if event["event"] == "error"]
+    assert errors == ["AssertionError: ", "LookupError: raise LookupError"]
+
+
 def test_the_end_of_a_worker_is_no_error(folder):
     with pytest.raises(SystemExit), events.stage("engines"):
         raise SystemExit(1)

@@ -95,3 +95,14 @@ def test_a_process_installs_the_hooks_at_the_first_import_of_slime(active, tmp_p
         env["AGENTRL_REHEARSAL"] = str(tmp_path)
     process = subprocess.run([sys.executable, "-c", PROBE], env=env, capture_output=True, text=True, check=True)
     assert process.stdout.strip() == str(active)
+
+
+def test_a_module_that_nobody_calls_is_there_for_its_importer_only(hooks):
+    from agentrl.rehearse.standins.unused import register
+
+    (hooks / "needy.py").write_text("import json\nfrom rehearsed_missing.inner import name\n")
+    register("rehearsed_package.needy", ("json", "rehearsed_missing.inner"))
+    imports.install()
+    assert import_module("rehearsed_package.needy").json.dumps(1) == "1", "an installed module stays itself"
+    with pytest.raises(ModuleNotFoundError):
+        import_module("rehearsed_missing.inner")

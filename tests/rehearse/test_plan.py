@@ -242,23 +242,18 @@ def test_folders_with_an_apostrophe_and_a_space(here, tmp_path, is_here):
 
 
 @pytest.mark.parametrize(
-    ("words", "engine", "mode"),
-    [
-        ("--colocate", "local", "abort"),
-        ("--pause-generation-mode in_place", "local", "abort"),
-        ("--pause-generation-mode in_place", "sglang", "in_place"),
-        ("--fully-async", "local", ""),
-    ],
+    ("words", "mode"),
+    [("--colocate", "abort"), ("--pause-generation-mode in_place", "abort"), ("--fully-async", "")],
 )
-def test_miles_pauses_in_the_way_of_agentrls_engine(tmp_path, words, engine, mode):
+def test_miles_pauses_in_the_way_of_agentrls_engine(tmp_path, words, mode):
     file = tmp_path / "miles/utils/arguments.py"
     file.parent.mkdir(parents=True)
     launch = SlimeLaunch(tmp_path / "train.py", Flags.of(words.split()), {}, tmp_path)
     flag = "--pause-generation-mode"
     file.write_text("")  # an older miles, without the flag
-    assert Flags.of(make_plan(launch, Choices(engine="sglang")).words).text(flag) == launch.flags.text(flag)
+    assert Flags.of(make_plan(launch, Choices()).words).text(flag) == launch.flags.text(flag)
     file.write_text(f'parser.add_argument("{flag}")')
-    assert Flags.of(make_plan(launch, Choices(engine=engine)).words).text(flag) == mode
+    assert Flags.of(make_plan(launch, Choices()).words).text(flag) == mode
 
 
 def test_a_misspelt_model_folder_is_no_launch_of_another_machine(here, tmp_path):
@@ -266,6 +261,14 @@ def test_a_misspelt_model_folder_is_no_launch_of_another_machine(here, tmp_path)
     launch = SlimeLaunch(here.program, flags, {}, here.folder)
     with pytest.raises(ConfigError, match="no such folder, although other paths"):
         prepare(launch, tmp_path / "out", rollouts=2, full=False)
+
+
+def test_a_row_that_slime_would_leave_out_is_named(here, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"a": 1}\n\n{"a": 2}\n{"a": \n')
+    flags = Flags.of([*here.flags.words(), "--prompt-data", f"{tmp_path}/rows.jsonl@[0:9]"])
+    prepared = prepare(SlimeLaunch(here.program, flags, {}, here.folder), tmp_path / "out", rollouts=2, full=False)
+    (problem,) = (problem for problem in prepared.problems if "JSON" in problem)
+    assert problem.startswith(f"arguments: {tmp_path}/rows.jsonl:4 is no JSON")
 
 
 def test_full_needs_the_weights(tmp_path):
@@ -302,18 +305,17 @@ def test_only_a_rehearsals_folder_is_replaced(tmp_path):
 def test_the_stand_ins_come_first_and_the_users_megatron_counts(tmp_path):
     packages = Packages(Path("/venv/python"), (Path("/wheel/megatron"),))
     launch = SlimeLaunch(Path("/slime/train.py"), Flags(), {"PYTHONPATH": "/mine"}, tmp_path)
-    path = list(map(str, python_path(launch, packages, "local")))
+    path = list(map(str, python_path(launch, packages)))
     assert path[:4] == [str(SITE), str(ENGINE), "/slime", "/mine"]
     assert path[-1] == "/wheel/megatron"
-    assert str(ENGINE) not in map(str, python_path(launch, packages, "sglang"))
     (tmp_path / "megatron/training").mkdir(parents=True)
     own = SlimeLaunch(Path("/slime/train.py"), Flags(), {"PYTHONPATH": str(tmp_path)}, tmp_path)
-    assert "/wheel/megatron" not in map(str, python_path(own, packages, "local"))
+    assert "/wheel/megatron" not in map(str, python_path(own, packages))
 
 
 def test_the_users_ray_is_not_reached(tmp_path):
     launch = SlimeLaunch(Path("/slime/train.py"), Flags(), {"RAY_ADDRESS": "10.0.0.1:6379", "MINE": "1"}, tmp_path)
-    env = variables(launch, Packages(Path("/p"), ()), tmp_path, engine="local", random=True)
+    env = variables(launch, Packages(Path("/p"), ()), tmp_path, random=True)
     assert "RAY_ADDRESS" not in env
     assert env["MINE"] == "1"
     assert env["AGENTRL_REHEARSAL"] == str(tmp_path)

@@ -104,15 +104,23 @@ def test_failed_episodes_have_their_reasons():
     assert problem == "rollout: 6 of 32 episodes failed: bug/step (6); at my_env.py:12 KeyError (6)"
 
 
+NOT_SENT = "HTTP 409: 4 weights were released and no update has sent them since"
+
+
 @pytest.mark.parametrize(
-    ("error", "stage"),
-    [("KeyError: 'a'", "rollout"), ("HTTP 409: 4 weights were released and no update has sent them since", "weights")],
+    ("error", "stage", "hint"),
+    [
+        ("KeyError: 'a'", "rollout", ""),
+        (NOT_SENT, "weights", ""),
+        (f"{NOT_SENT} (layers.0.q_proj.bias)", "weights", "; does MODEL_ARGS lack --add-qkv-bias?"),
+        (f"{NOT_SENT} (layers.0.q_norm.weight)", "weights", "; does MODEL_ARGS lack --qk-layernorm?"),
+    ],
 )
-def test_the_first_failed_episode_has_its_error(error, stage):
+def test_the_first_failed_episode_has_its_error(error, stage, hint):
     text = f"episode 7f failed in engine: {error}"
     warnings = [event("rollout", level="WARNING", message=line) for line in (text, text.replace("7f", "8a"))]
     data = [*run(failed_episodes=3, **{"failures/engine": 3}), *warnings]
-    assert found(data) == [f"{stage}: 6 of 32 episodes failed: engine (6); the first: engine: {error}"]
+    assert found(data) == [f"{stage}: 6 of 32 episodes failed: engine (6); the first: engine: {error}{hint}"]
     assert [*notes(figures(data, samples()), data, random=False)] == []
 
 
@@ -138,7 +146,7 @@ def test_episodes_without_a_token():
 
 
 def test_tokens_that_nobody_counts():
-    assert "a bug of agentrl" in found(run(sampled_tokens=44))[0]
+    assert "agentrl has a bug" in found(run(sampled_tokens=44))[0]
     assert "changes the masks" in found(run(), samples(mask=(1, 1, 0, 0)))[0]
 
 

@@ -233,7 +233,6 @@ def test_the_command_prints_json_alone_on_stdout(call, folder):
     [
         (("missing.sh",), "no such file"),
         (("--", "python3", "other.py"), "no train.py"),
-        (("--engine", "none", "run.sh"), "none"),
         (("--rollouts", "0", "run.sh"), "greater than or equal to 1"),
         ((), "Missing argument"),
     ],

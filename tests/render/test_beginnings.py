@@ -85,6 +85,19 @@ def test_prompts_with_the_same_tools_share_them(memory, monkeypatch):
     assert len(memory.entries) == 1
 
 
+def test_the_episodes_of_a_group_share_the_tokens_of_their_prompt(monkeypatch):
+    seen = []
+
+    def counting(encode, *rest):
+        return lambda text: seen.append(text) or encode(text)
+
+    monkeypatch.setattr("agentrl.render.renderer.remembering", counting)
+    renderer = load_renderer(chatml_tokenizer(), tools=[TOOL])
+    prompts = [renderer.prompt(task) for task in ("Why is that?", "Why is that?", "When was that?")]
+    assert prompts[0] == prompts[1] != prompts[2]
+    assert [text.count("Why is that?") for text in seen if "is that?" in text] == [1]
+
+
 def test_a_beginning_is_encoded_once(monkeypatch):
     seen = []
     tokenizer = chatml_tokenizer()

@@ -76,7 +76,7 @@ def log(
         return
     line: dict[str, Any] = {"t": time.time(), "pid": os.getpid(), "stage": stage, "event": event, "rollout": rollout}
     if error is not None:
-        line |= {"error": f"{type(error).__name__}: {error}"[:_LIMIT], "trace": _place(error)}
+        line |= {"error": f"{type(error).__name__}: {_text(error)}"[:_LIMIT], "trace": _place(error)}
     if data:
         line["data"] = plain(data)
     with suppress(OSError):
@@ -156,6 +156,12 @@ def plain(value: Any) -> Any:
         case list() | tuple() | set() | frozenset():
             return [plain(item) for item in value]
     return plain(value.tolist()) if hasattr(value, "tolist") else str(value)
+
+
+def _text(error: BaseException) -> str:
+    """The message. An error without one, such as that of a bare `assert`, has the line of code that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return str(error) or (frames[-1].line if frames else None) or ""
 
 
 def _place(error: BaseException) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from agentrl.rehearse.standins import accelerator, imports, megatron, network, probes, stages, torch_cuda
+from agentrl.rehearse.standins import accelerator, imports, megatron, network, probes, stages, torch_cuda, unused
 
-MODULES = (accelerator, megatron, network, probes, stages, torch_cuda)
+MODULES = (accelerator, megatron, network, probes, stages, torch_cuda, unused)
 """Each of these modules registers its hooks when it is imported."""
 
 

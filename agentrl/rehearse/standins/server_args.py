@@ -59,6 +59,7 @@ class ServerArgs:
     kv_cache_dtype: str = "auto"
     attention_backend: str | None = None
     cuda_graph_max_bs: int | None = None
+    cuda_graph_backend_prefill: str | None = None
     disable_cuda_graph: bool = False
     disable_radix_cache: bool = False
     disable_overlap_schedule: bool = False
@@ -67,8 +68,10 @@ class ServerArgs:
     enable_metrics: bool = False
     enable_return_routed_experts: bool = False
     enable_deterministic_inference: bool = False
+    enable_prefill_only_deterministic_inference: bool = False
     skip_server_warmup: bool = False
     watchdog_timeout: float = 300.0
+    chat_template: str | None = None
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     speculative_algorithm: str | None = None

@@ -144,7 +144,8 @@ _ACTOR: Mapping[str, Wrapper] = {
 HOOKS: Mapping[str, Mapping[str, Wrapper]] = {
     "slime.utils.arguments": {"parse_args": logging_arguments},
     "slime.ray.placement_group": {"create_placement_groups": joining_ray},
-    "slime.utils.http_utils": {"run_router": errors_of("router")},  # slime sees only that the process ended
+    # slime and miles see only that the process of the router ended
+    "sglang_router.launch_router": {"launch_router": errors_of("router")},
     "slime.ray.rollout": {
         "_start_router": during("router"),
         "RolloutManager._get_rollout_data": during("rollout", _argument),
@@ -159,7 +160,6 @@ HOOKS: Mapping[str, Mapping[str, Wrapper]] = {
     "slime.observability.logging_utils": {"log": logging_metrics},
     "miles.utils.arguments": {"parse_args": logging_arguments},
     "miles.ray.placement_group": {"create_placement_groups": joining_ray},
-    "miles.utils.http_utils": {"run_router": errors_of("router")},
     "miles.ray.rollout.router_manager": {"start_router": during("router")},
     "miles.ray.rollout.train_data_conversion": {
         "convert_samples_to_train_data": during("conversion"),

@@ -24,7 +24,6 @@ _NOTHING = [
     "manual_seed",
     "manual_seed_all",
     "ipc_collect",
-    "set_rng_state",
 ]
 _ZERO = ["memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"]
 ACTOR_METHODS = ("init", "train", "save_model", "update_weights", "sleep", "wake_up", "clear_memory")
@@ -80,7 +79,9 @@ def replace() -> None:
         setattr(cuda, name, lambda *_, **__: 0)
     cpu = torch.device("cpu")
     cuda.current_device = lambda: cpu
-    cuda.get_rng_state = lambda *_, **__: torch.get_rng_state()
+    for module in (cuda, cuda.random):  # Megatron's recomputation of activations calls the latter
+        module.get_rng_state = lambda *_, **__: torch.get_rng_state()
+        module.set_rng_state = lambda *_, **__: None
     cuda.memory_stats = lambda *_, **__: {}
     cuda.is_current_stream_capturing = lambda: False
     cuda.get_device_capability = lambda *_, **__: (9, 0)

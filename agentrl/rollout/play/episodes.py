@@ -17,22 +17,13 @@ from agentrl.episode.options import EpisodeHooks, EpisodeOptions, RewardFn
 from agentrl.episode.phases import PhaseSlots
 from agentrl.episode.run import run_episode
 from agentrl.episode.seats import run_seats
-from agentrl.errors import AgentRLError, Failure
+from agentrl.errors import BugError
 from agentrl.render.base import Renderer
 from agentrl.rollout.play.failures import RETRY, FailurePolicy, with_retries
 from agentrl.rollout.play.in_flight import AGAIN, note_turn
 from agentrl.rollout.play.opponents import Opponents, Seating
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import SamplingParams, StopReason, Task
-
-
-class BugError(AgentRLError):
-    """An Env, a reward function or agentrl itself has a bug. The message ends with the traceback."""
-
-    def __init__(self, failure: Failure, session_id: str) -> None:
-        self.failure, self.session_id = failure, session_id
-        self.summary = f"{failure.error} (in {failure.boundary}, episode {session_id})"
-        super().__init__(f"{self.summary}\n{failure.traceback}")
 
 
 class LockstepProtocol(Protocol):

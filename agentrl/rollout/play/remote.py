@@ -16,10 +16,10 @@ from agentrl.env.factory import EnvFactory
 from agentrl.episode.config import EpisodeConfig, load_reward
 from agentrl.episode.options import EpisodeHooks, EpisodeOptions
 from agentrl.episode.phases import Phase, PhaseSlots
-from agentrl.errors import ConfigError, EngineLostError, Failure
+from agentrl.errors import BugError, ConfigError, EngineLostError, Failure
 from agentrl.image import share_images
 from agentrl.render import load_renderer
-from agentrl.rollout.play.episodes import BugError, Rollout, play_episode
+from agentrl.rollout.play.episodes import Rollout, play_episode
 from agentrl.rollout.play.failures import RETRY, FailurePolicy
 from agentrl.rollout.play.in_flight import flying, in_flight, note_remote, note_turn, take_started
 from agentrl.trajectory.trajectory import Trajectory
