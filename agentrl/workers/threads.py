@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -28,22 +27,27 @@ class LoopThread:
     def run_here(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine, for a caller without an event loop. The caller is blocked until the result. If the caller is
         interrupted, the coroutine is cancelled, and the caller waits for its end. A second interrupt ends the wait."""
-        loop = self._started()
-        ended: SimpleQueue[asyncio.Task[T]] = SimpleQueue()
-        started: list[asyncio.Task[T]] = []
+        loop, ended, started = self._started(), threading.Event(), list[asyncio.Task[T]]()
 
         def start() -> None:
             started.append(loop.create_task(coroutine))
-            started[0].add_done_callback(ended.put)
+            started[0].add_done_callback(lambda _: ended.set())
 
-        loop.call_soon_threadsafe(start)
+        def cancel() -> None:
+            if started:
+                started[0].cancel()
+            else:  # interrupted before `start` was passed on
+                coroutine.close()
+                ended.set()
+
         try:
-            task = ended.get()
+            loop.call_soon_threadsafe(start)
+            ended.wait()
         except BaseException:
-            loop.call_soon_threadsafe(lambda: started[0].cancel())
-            ended.get()
+            loop.call_soon_threadsafe(cancel)
+            ended.wait()
             raise
-        return task.result()
+        return started[0].result()
 
     def stop(self) -> None:
         """End the thread. Safe to call twice."""

@@ -29,12 +29,11 @@ from typing import Any
 from agentrl import EnvFactory, run_episode
 from agentrl.chat.client import ScriptedSpeaker
 from agentrl.chat.engine import ChatEngine
-from agentrl.errors import ConfigError, TemplateError
+from agentrl.errors import BugError, ConfigError, TemplateError
 from agentrl.hosts.equality import differences
 from agentrl.hosts.turned import HostedEnv
 from agentrl.models import load_tokenizer
 from agentrl.render import load_renderer
-from agentrl.rollout.play.episodes import BugError
 from tests.hosts.cases import CASES, Case
 from tests.hosts.hosting import spoken
 

@@ -10,10 +10,10 @@ from importlib.metadata import version
 import pytest
 
 from agentrl import ConfigError, Env, EpisodeOptions, InfraError, Limits, StepResult, TurnOptions
+from agentrl.errors import BugError
 from agentrl.hosts.equality import HostEpisode, differences
 from agentrl.hosts.export import script
 from agentrl.hosts.tinker import VERSION, TinkerRollouts
-from agentrl.rollout.play.episodes import BugError
 from tests.hosts.conftest import need
 from tests.hosts.envs import Breaks, BreaksAtReset, Buggy, Masks, Slow, TwoTools, Weather
 from tests.hosts.hosting import Policy

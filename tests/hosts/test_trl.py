@@ -12,11 +12,11 @@ import sys
 import pytest
 
 from agentrl import ConfigError, EpisodeOptions, Limits
+from agentrl.errors import BugError
 from agentrl.hosts.equality import differences
 from agentrl.hosts.export import script
 from agentrl.hosts.trl import VERSION, TRLRollouts
 from agentrl.models import load_model, load_tokenizer
-from agentrl.rollout.play.episodes import BugError
 from tests.hosts.conftest import need
 from tests.hosts.envs import Breaks, BreaksAtReset, Buggy, Masks, TwoTools, Weather, odd
 from tests.hosts.hosting import Policy

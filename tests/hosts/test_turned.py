@@ -15,8 +15,8 @@ import pytest
 
 from agentrl import ConfigError, EpisodeOptions, Limits, StopReason, run_episode
 from agentrl.engine import ScriptedEngine
+from agentrl.errors import BugError
 from agentrl.hosts.turned import HostedEnv, TokenRequest, generation
-from agentrl.rollout.play.episodes import BugError
 from agentrl.testing import call
 from tests.hosts.envs import Breaks, BreaksAtReset, Buggy, Slow, TwoTools, Weather, turns
 
