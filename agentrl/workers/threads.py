@@ -42,10 +42,10 @@ class LoopThread:
 
         try:
             loop.call_soon_threadsafe(start)
-            ended.wait()
+            _wait(ended)
         except BaseException:
             loop.call_soon_threadsafe(cancel)
-            ended.wait()
+            _wait(ended)
             raise
         return started[0].result()
 
@@ -64,3 +64,9 @@ class LoopThread:
                 self._thread = threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True)
                 self._thread.start()
         return self._loop
+
+
+def _wait(event: threading.Event) -> None:
+    """Wait in pieces, because Python sees a signal that comes just before a wait only after the wait."""
+    while not event.wait(0.2):
+        pass
