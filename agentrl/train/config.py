@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
@@ -121,6 +122,17 @@ class FailureConfig(BaseModel):
 
     def policy(self) -> FailurePolicy:
         return FailurePolicy(again=self.again, wait_s=self.wait_s, least=self.least, ends_run=self.ends_run)
+
+
+@dataclass(frozen=True)
+class Keep:
+    """The checkpoints and episodes that stay in a run folder."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    last: Annotated[int, Field(ge=1)] = 2
+    best: Annotated[int, Field(ge=0)] = 1
+    groups: Annotated[int, Field(ge=0)] = 2
 
 
 _ALGORITHM_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -289,7 +301,11 @@ class TrainConfig(EpisodeConfig):
     eval_tasks: int = Field(200, gt=0)
     """The most held-out tasks of an evaluation. The first tasks of the set are taken."""
     checkpoint_every: int = Field(50, gt=0)
-    """The number of steps between checkpoints. The last two checkpoints are kept."""
+    """The number of steps between checkpoints."""
+    keep: Keep = Keep()
+    """The checkpoints and episodes that stay in the run folder: `{last: 2, best: 1, groups: 2}`. last: the newest
+    checkpoints. best: the checkpoints of the best evaluations, by the held-out reward; `best` in the run folder is a
+    link to the best. groups: of each step, the groups whose trajectories are written whole."""
     canaries: CanaryConfig | None = CanaryConfig()
     """The limits at which the run warns or stops early because it cannot be learning. null: no such checks."""
     wandb: str | None = None
@@ -297,8 +313,6 @@ class TrainConfig(EpisodeConfig):
     usd_per_hour: float | None = Field(None, gt=0)
     """The price of an hour of this machine, in dollars. The bill at the end then has the cost of the run. null:
     unknown."""
-    save_groups: int = Field(2, ge=0)
-    """The number of groups of each step whose trajectories are written to the run folder."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """The device of the trainer. auto: the GPU if there is a GPU, else the CPU."""
     dtype: Literal["float32", "bfloat16"] = "float32"
