@@ -107,7 +107,9 @@ def run_config(name: str) -> TrainConfig | None:
     """The configuration of the run in folder `name`, or in the folder above RUN/best; None if `name` is no run's."""
     folders = [Path(name), Path(name).parent] if Path(name).name == "best" else [Path(name)]
     file = next((folder / "config.yaml" for folder in folders if (folder / "config.yaml").is_file()), None)
-    config: TrainConfig | None = file and load_object("agentrl.train.config:TrainConfig").from_yaml(file)
+    if file is None:
+        return None
+    config: TrainConfig = load_object("agentrl.train.config:TrainConfig").from_yaml(file)
     return config
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
@@ -18,6 +17,7 @@ from agentrl.monitor.canaries import CanaryConfig
 from agentrl.monitor.numerics import NumericsConfig
 from agentrl.rollout.loop.group_loop import Stale
 from agentrl.rollout.play.failures import FailurePolicy
+from agentrl.train.key_types import Keep, TrackerSettings
 
 Algorithm: TypeAlias = Literal["grpo", "dr_grpo", "gspo", "flash_reinforce"]
 Credit: TypeAlias = Literal["episode", "turn", "return"]
@@ -122,17 +122,6 @@ class FailureConfig(BaseModel):
 
     def policy(self) -> FailurePolicy:
         return FailurePolicy(again=self.again, wait_s=self.wait_s, least=self.least, ends_run=self.ends_run)
-
-
-@dataclass(frozen=True)
-class Keep:
-    """The checkpoints and episodes that stay in a run folder."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    last: Annotated[int, Field(ge=1)] = 2
-    best: Annotated[int, Field(ge=0)] = 1
-    groups: Annotated[int, Field(ge=0)] = 2
 
 
 _ALGORITHM_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -308,8 +297,10 @@ class TrainConfig(EpisodeConfig):
     link to the best. groups: of each step, the groups whose trajectories are written whole."""
     canaries: CanaryConfig | None = CanaryConfig()
     """The limits at which the run warns or stops early because it cannot be learning. null: no such checks."""
-    wandb: str | None = None
-    """The project of Weights & Biases that gets the metrics of every step and the whole configuration. null: none."""
+    trackers: TrackerSettings = Field(default_factory=lambda: {"tensorboard": {}})
+    """The trackers that get the figures and recorded episodes of every step: tensorboard, wandb, trackio, mlflow, or a
+    class of yours, written like `env`, with the methods of agentrl.train.Tracker. A name, a list of names, or names
+    with settings: {wandb: {project: agents}, mlflow: {tracking_uri: http://127.0.0.1:5000}}."""
     usd_per_hour: float | None = Field(None, gt=0)
     """The price of an hour of this machine, in dollars. The bill at the end then has the cost of the run. null:
     unknown."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ class Summary:
         yield f"view                 agentrl view {out}"
         if (out / BOARD).is_dir():
             yield f"TensorBoard          tensorboard --logdir {out / BOARD}   # pip install tensorboard"
-        else:
+        elif find_spec("tensorboardX") is None:
             yield "TensorBoard          no event files were written: tensorboardX is not installed (extra `train`)"
 
     def _held_out(self, out: Path) -> Iterator[str]:

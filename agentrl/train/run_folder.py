@@ -1,6 +1,6 @@
 """The run folder: the files of a run, written so that a kill at any moment loses no completed work.
 
-config.yaml  metrics.jsonl  evaluations.jsonl  summary.json  bill.json  reward.png  tensorboard/  wandb_id
+config.yaml  metrics.jsonl  evaluations.jsonl  summary.json  bill.json  reward.png  tensorboard/  tracker_id
 trajectories/step_000010.jsonl, eval_start.jsonl, ...
 index/ events.jsonl imitation.jsonl inflight.json       more files for `agentrl view`: see records.py
 journal.db                    the fate of each group, and episodes that no checkpoint has: see rollout/loop/journal.py
@@ -29,8 +29,9 @@ from agentrl._util.file_lock import try_lock, unlock
 from agentrl._util.files import about_folder, append_line, damage, sync, write_atomically, write_folder
 from agentrl.errors import ConfigError
 from agentrl.rollout.play.evaluate import Evaluation
-from agentrl.train.config import Keep, TrainConfig
+from agentrl.train.config import TrainConfig
 from agentrl.train.held_out import HeldOut, ranked
+from agentrl.train.key_types import Keep
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON
 
@@ -44,7 +45,7 @@ _STEP = re.compile(r"step_(\d{6,})")
 
 _RESUMABLE = {
     "steps", "eval_every", "eval_tasks", "checkpoint_every", "keep", "out", "concurrency", "canaries",
-    "numerics", "data", "episodes", "engine_config", "wandb", "usd_per_hour",
+    "numerics", "data", "episodes", "engine_config", "trackers", "usd_per_hour",
 }  # fmt: skip
 """The keys that may change when a run continues. These keys change the length and the output of a run, not the
 learning. For `data`, the tasks must be the same, not the name of the file."""

@@ -62,7 +62,7 @@ from agentrl.train.rollouts import open_drawer, open_order, open_trained_engine,
 from agentrl.train.rows import buffer_of, normaliser, rows_to_learn
 from agentrl.train.run_folder import RunFolder, model_folder, step_name
 from agentrl.train.teacher import Teacher, open_teacher
-from agentrl.train.trackers import Trackers, check_wandb
+from agentrl.train.trackers import Trackers
 from agentrl.train.warm_start import (
     demonstration_batches,
     keep_apart,
@@ -129,7 +129,7 @@ class Trainer:
         self.folder.check(self.config, resume=bool(self._resume))
         engine_of_run = self.folder.begun_with().engine if self._resume else None
         config = self.config = with_engine_chosen(self.config, engine_of_run, self._say)
-        check_wandb(config)
+        self._trackers = Trackers(config, self._warn)
         envs, reward = EnvFactory(config.env, config.env_config), config.reward_function()
         source, self.eval_tasks = training_tasks(config, envs), evaluation_tasks(config, envs)
         checkpoint = self.folder.lock_and_find(self._resume, self._warn) if self._resume else None
@@ -151,7 +151,7 @@ class Trainer:
         self._make_folder(checkpoint)
         limits = self.rollout.options.limits  # an engine may start here, and write to the run folder
         self.length = limits.tokens or min(limits.context or math.inf, await self.engine.context_length())
-        self._trackers = Trackers(config, self.folder.path, self.position.step, self._warn)
+        self._trackers.start(self.folder.path, self.position.step)
         self._stack.callback(self._trackers.close)
 
     async def _prepare_warm_start(self, renderer: Renderer) -> None:
@@ -284,6 +284,7 @@ class Trainer:
         equal = update.pop("zero_advantage_groups") + len(drawn.replaced)
         metrics = replace(metrics, zero_advantage_groups=equal, uncredited_groups=uncredited)
         self.records.write_step(step_name(step), step, rollout.groups, self.config.keep.groups)
+        self._trackers.add_episodes(step, "train", rollout.groups[: self.config.keep.groups])
         return StepReport(
             step, metrics, update, rollout.hand_over_s, rollout.rollout_s, rollout.train_s, rollout.async_report
         )
@@ -331,6 +332,7 @@ class Trainer:
         await self.handover.give()
         evaluation = await evaluate(replace(self.rollout, opponents=self.eval_opponents), self.eval_tasks)
         self.folder.add_evaluation(name, self.position.step, evaluation)
+        self._trackers.add_episodes(self.position.step, "eval", [evaluation.trajectories])
         self.bill.count(evaluated=evaluation.metrics.sampled_tokens)
         return evaluation
 

@@ -16,7 +16,7 @@ from agentrl.errors import ConfigError
 from agentrl.models import load_model
 from agentrl.rollout.play.evaluate import Evaluation
 from agentrl.train import Trainer, model_folder, train
-from agentrl.train.config import Keep
+from agentrl.train.key_types import Keep
 from agentrl.train.run_folder import RunFolder, step_name, weights_of
 from agentrl.view.sources import open_source
 from tests.cli.conftest import Command

@@ -117,7 +117,8 @@ def test_a_run_ends_with_what_one_wants_to_know(tmp_path):
     ]
 
 
-def test_a_loss_is_no_gain_and_what_is_not_there_is_not_told(tmp_path):
+def test_a_loss_is_no_gain_and_what_is_not_there_is_not_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("agentrl.train.report.find_spec", lambda name: None)
     lost = list(ended(0.5, start=[1, 0], final=[0, 0]).report(tmp_path))
     assert lost[2] == "  after RL             0.000 (0.000 to 0.000), -0.500 by reinforcement"
 
