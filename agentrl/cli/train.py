@@ -31,7 +31,10 @@ def train(
         str | None,
         typer.Option(help="tiny, smollm2-135m, a folder, or a Hub name: Qwen/Qwen3-0.6B.", show_default="tiny"),
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="Tasks to train on, if the environment makes none.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Tasks to train on, if the environment makes none: a file, or hub:org/name:config@split."),
+    ] = None,
     episodes: Episodes = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder: new, or an old one with --resume.")] = None,
     eval_data: Annotated[Path | None, typer.Option(help="Held-out tasks.")] = None,

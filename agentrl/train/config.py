@@ -155,9 +155,9 @@ class TrainConfig(EpisodeConfig):
     engine_config: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the engine, by name. The local engine takes max_batch and max_context."""
     data: Path | dict[Path, Annotated[float, Field(gt=0)]] | None = None
-    """The tasks to train on: a file, JSONL or Parquet, or several files with weights. {a.jsonl: 3, b.parquet: 1} draws
-    three tasks of a.jsonl for each task of b.parquet. A file of more than 64 MB stays on disk. null: the tasks of the
-    Env, if the Env has tasks."""
+    """The tasks to train on: a file, JSONL or Parquet; or a folder or hub:org/name:config@split, read by the library
+    datasets. Several with weights: {a.jsonl: 3, b.parquet: 1} draws three tasks of a.jsonl for each task of b.parquet.
+    More than 64 MB stay on disk. null: the tasks of the Env, if the Env has tasks."""
     columns: ColumnsConfig | None = None
     """The names of the columns of `data`, if these are not the standard names. The keys have the names of slime's
     flags. null: the standard names prompt, label, metadata, tools, id and seed."""
@@ -297,7 +297,7 @@ class TrainConfig(EpisodeConfig):
     link to the best. groups: of each step, the groups whose trajectories are written whole."""
     canaries: CanaryConfig | None = CanaryConfig()
     """The limits at which the run warns or stops early because it cannot be learning. null: no such checks."""
-    trackers: TrackerSettings = Field(default_factory=lambda: {"tensorboard": {}})
+    trackers: TrackerSettings = Field(default_factory=lambda: dict[str, dict[str, Any]](tensorboard={}))
     """The trackers that get the figures and recorded episodes of every step: tensorboard, wandb, trackio, mlflow, or a
     class of yours, written like `env`, with the methods of agentrl.train.Tracker. A name, a list of names, or names
     with settings: {wandb: {project: agents}, mlflow: {tracking_uri: http://127.0.0.1:5000}}."""
