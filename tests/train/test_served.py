@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
+import signal
 import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -146,6 +148,99 @@ async def test_a_server_that_goes_away_ends_the_run_and_leaves_a_checkpoint(make
         await run(served_config(make_config, url, steps=4), resume=True)
     assert [metrics["step"] for metrics in steps(tmp_path / "run")] == [1, 2, 3, 4]
     assert all(metrics["logprob_diff_max"] < 1e-4 for metrics in steps(tmp_path / "run"))
+
+
+@pytest.fixture
+def own_server(tmp_path):
+    """The setting `engine` for a server that the run starts: agentrl's own, as a program."""
+    program = tmp_path / "python"
+    paths = os.pathsep.join(str(LAUNCH.parents[2] / part) for part in ("", "envs", "sandbox"))
+    launch = LAUNCH.with_name("agentrl_launch.py")
+    program.write_text(f'#!/bin/sh\nPYTHONPATH="{paths}" exec "{sys.executable}" "{launch}" "$@"\n')
+    program.chmod(0o755)
+    return {"kind": "sglang", "python": str(program)}
+
+
+def server_of(watchdog):
+    """The process id of the server under a watchdog."""
+    return int(Path(f"/proc/{watchdog}/task/{watchdog}/children").read_text().split()[0])
+
+
+class KillsItsServer(Trainer):
+    """Ends the server with SIGKILL: when the fifth request of step 2 has come, and before the update for step 3."""
+
+    def _open_engine(self, renderer):
+        engine = super()._open_engine(renderer)
+        self.inner = getattr(engine, "engine", engine)
+        generate, self.requests = self.inner.generate, 0
+
+        async def kill_once(*args, **request):
+            self.requests += 1
+            if self.requests == 5 and self.position.step == 1:
+                self.kill()
+            return await generate(*args, **request)
+
+        self.inner.generate = kill_once
+        return engine
+
+    def kill(self):
+        os.kill(server_of(self.inner._server._process.pid), signal.SIGKILL)
+
+    async def step(self, step):
+        self.requests = 0
+        return await super().step(step)
+
+    async def _finish_step(self, report, progress):
+        await super()._finish_step(report, progress)
+        if report.step == 2:
+            self.kill()
+            await self.inner._server._process.wait()
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("staleness", [0, 1])
+async def test_a_run_survives_its_server(make_config, tmp_path, own_server, staleness):
+    console = Console(file=io.StringIO(), width=1000)
+    more = {"learning_rate": 0.05, "lr_warmup_steps": 0, "numerics": None, "staleness": staleness, **SMALL}
+    async with KillsItsServer(make_config(engine=own_server, steps=4, **more), console=console) as trainer:
+        await trainer.run()
+
+    found = steps(tmp_path / "run")
+    assert [metrics["step"] for metrics in found] == [1, 2, 3, 4]
+    assert sum(metrics["failed_episodes"] for metrics in found) == 0
+    assert console.file.getvalue().count("warning: SGLang ended with status 137; ") == 2
+    assert console.file.getvalue().count("; it is started again\n") == 2
+    if staleness == 0:
+        assert all(metrics["logprob_diff_max"] < 1e-4 for metrics in found), "the weights are the current ones"
+        assert [versions(tmp_path / "run", step) for step in (1, 2, 3, 4)] == [{"0"}, {"1"}, {"2"}, {"3"}]
+    else:
+        assert all(metrics["token_age_max"] <= 1 for metrics in found)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+async def test_a_run_whose_server_ends_again_and_again_ends(make_config, tmp_path, own_server, monkeypatch):
+    monkeypatch.setattr(trained, "_RESTARTS", 1)
+
+    class Kills(KillsItsServer):
+        def _open_engine(self, renderer):
+            engine = super()._open_engine(renderer)
+            load = self.inner._load
+
+            async def load_and_end(folder, version):
+                await load(folder, version)
+                if version == "1":
+                    self.kill()
+
+            self.inner._load = load_and_end
+            return engine
+
+    config = make_config(engine=own_server, steps=3, **SMALL)
+    with pytest.raises(EngineLostError, match=r"^SGLang ended with status 137; the log .* ends: "):
+        await run(config, Kills)
+    assert [metrics["step"] for metrics in steps(tmp_path / "run")] == [1]
+    assert (tmp_path / "run" / "checkpoints" / "step_000001").exists()
 
 
 @pytest.mark.thorough
