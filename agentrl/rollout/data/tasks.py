@@ -147,9 +147,10 @@ def load_tasks(
     check_data(path, _REMEDY)
     tasks: list[Task] = []
     refusals: dict[int, ConfigError] = {}
+    name, of_text = plain_name(path), is_text_table(path)
     for number, row in read_rows(path, _REMEDY, _columns_to_read(path, columns)):
-        values = _of_cells(row) if is_text_table(path) else row
-        tasks.append(_task(values, f"{path}:{number}", f"{plain_name(path)}-{number}", split, None, columns))
+        values = _of_cells(row) if of_text else row
+        tasks.append(_task(values, f"{path}:{number}", f"{name}-{number}", split, None, columns))
         try:
             if check is not None:
                 check(tasks[-1])
@@ -194,6 +195,7 @@ class TaskFile(Sequence[Task]):
         if not self._rows:
             raise ConfigError(f'{path}: no task in it; write one JSON object a line, such as {{"prompt": "..."}}')
         self._split, self._check, self._columns = split, check, columns
+        self._name, self._of_text = plain_name(path), is_text_table(path)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -208,9 +210,8 @@ class TaskFile(Sequence[Task]):
         if isinstance(row, slice):
             return [self[index] for index in range(*row.indices(len(self)))]
         where = self._rows.where(row)
-        path, values = self._rows.path, self._rows[row]
-        values = _of_cells(values) if is_text_table(path) else values
-        name = f"{plain_name(path)}-{where.rpartition(':')[2]}"
+        values = _of_cells(self._rows[row]) if self._of_text else self._rows[row]
+        name = f"{self._name}-{where.rpartition(':')[2]}"
         return _task(values, where, name, self._split, self._check, self._columns)
 
     @property
