@@ -58,7 +58,7 @@ class StandIn:
 
 @pytest.fixture(autouse=True)
 def forget():
-    hub._loaded.cache_clear()
+    hub.load_hub.cache_clear()
 
 
 @pytest.fixture
@@ -88,8 +88,8 @@ def test_a_name_on_the_hub_gives_tasks(library):
     assert [(task.prompt, task.label, task.metadata["level"]) for task in test] == [("1+1", "2", 1), ("2+2", "4", 2)]
     assert (len(train), train[0].id, train[0].tools[0]["function"]["name"]) == (7, "sums-1", "add")
     path = Path("hub:org/sums:main@test[:3]")
-    assert (plain_name(path), hub._parsed(str(path))) == ("sums", ("org/sums", "main", "test[:3]"))
-    assert hub._parsed("hub:org/sums@test[:3]") == ("org/sums", None, "test[:3]")
+    assert (plain_name(path), hub.parse_name(str(path))) == ("sums", ("org/sums", "main", "test[:3]"))
+    assert hub.parse_name("hub:org/sums@test[:3]") == ("org/sums", None, "test[:3]")
     assert column_names(Path("hub:org/sums"), "") == ["question", "answer", "extra", "tools", "odd"]
     assert data_bytes(Path("hub:org/sums")) > 0
 
@@ -101,10 +101,10 @@ def test_a_large_one_stays_on_disk(library):
     part = TaskFile(Path("hub:org/sums"), split="train", columns=COLUMNS, part=slice(2, 4))
     assert [task.id for task in part] == ["sums-3", "sums-4"]
 
-    hub._loaded.cache_clear()
+    hub.load_hub.cache_clear()
     same = TaskFile(Path("hub:org/sums"), split="train", columns=COLUMNS).fingerprint
     assert same == tasks.fingerprint
-    hub._loaded.cache_clear()
+    hub.load_hub.cache_clear()
     library.splits["train"] = StandIn(pa.Table.from_pylist([*ROWS[:-1], {**ROWS[-1], "answer": "15"}]))
     changed = TaskFile(Path("hub:org/sums"), split="train", columns=COLUMNS)
     assert changed.fingerprint != same

@@ -161,40 +161,45 @@ def own_server(tmp_path):
     return {"kind": "sglang", "python": str(program)}
 
 
-def server_of(watchdog):
-    """The process id of the server under a watchdog."""
-    return int(Path(f"/proc/{watchdog}/task/{watchdog}/children").read_text().split()[0])
+def children(pid):
+    return [child for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
+
+
+def kill_server():
+    """End the server under this process's watchdog with SIGKILL, if it still runs."""
+    for child in children("self"):
+        if b"watchdog.py" in Path(f"/proc/{child}/cmdline").read_bytes():
+            for server in children(child):
+                os.kill(int(server), signal.SIGKILL)
 
 
 class KillsItsServer(Trainer):
-    """Ends the server with SIGKILL: when the fifth request of step 2 has come, and before the update for step 3."""
+    """Ends the server when the fifth request of step 2 has come, and before the update for step 3."""
+
+    requests = 0
 
     def _open_engine(self, renderer):
         engine = super()._open_engine(renderer)
-        self.inner = getattr(engine, "engine", engine)
-        generate, self.requests = self.inner.generate, 0
+        inner = getattr(engine, "engine", engine)
+        generate = inner.generate
 
-        async def kill_once(*args, **request):
+        async def killed(*args, **request):
             self.requests += 1
-            if self.requests == 5 and self.position.step == 1:
-                self.kill()
+            if self.is_due():
+                kill_server()
             return await generate(*args, **request)
 
-        self.inner.generate = kill_once
+        inner.generate = killed
         return engine
 
-    def kill(self):
-        os.kill(server_of(self.inner._server._process.pid), signal.SIGKILL)
+    def is_due(self):
+        return self.requests == 5 and self.position.step == 1
 
     async def step(self, step):
         self.requests = 0
+        if step == 3:
+            kill_server()
         return await super().step(step)
-
-    async def _finish_step(self, report, progress):
-        await super()._finish_step(report, progress)
-        if report.step == 2:
-            self.kill()
-            await self.inner._server._process.wait()
 
 
 @pytest.mark.thorough
@@ -224,17 +229,14 @@ async def test_a_run_whose_server_ends_again_and_again_ends(make_config, tmp_pat
     monkeypatch.setattr(trained, "_RESTARTS", 1)
 
     class Kills(KillsItsServer):
-        def _open_engine(self, renderer):
-            engine = super()._open_engine(renderer)
-            load = self.inner._load
+        def is_due(self):
+            if self.position.step == 1:
+                asyncio.get_running_loop().call_later(0.01, self.again)
+            return False
 
-            async def load_and_end(folder, version):
-                await load(folder, version)
-                if version == "1":
-                    self.kill()
-
-            self.inner._load = load_and_end
-            return engine
+        def again(self):
+            kill_server()
+            asyncio.get_running_loop().call_later(0.01, self.again)
 
     config = make_config(engine=own_server, steps=3, **SMALL)
     with pytest.raises(EngineLostError, match=r"^SGLang ended with status 137; the log .* ends: "):

@@ -66,7 +66,7 @@ def test_a_run_leaves_all_it_promises(straight):
     run = config.out
     names = {path.name for path in run.iterdir()}
     promised = {"config.yaml", "metrics.jsonl", "summary.json", "bill.json", "reward.png"}
-    promised |= {"tensorboard"} if find_spec("tensorboardX") else set()
+    promised |= {"tensorboard", "tracker_id"} if find_spec("tensorboardX") else set()
     promised |= {"trajectories", "checkpoints", "model", "index", "imitation.jsonl", "journal.db"}
     promised |= {"evaluations.jsonl", "best"}
     assert names == promised

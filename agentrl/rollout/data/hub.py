@@ -37,12 +37,12 @@ def hub_name(path: Path) -> str:
 
 def hub_bytes(path: Path) -> int:
     """The bytes of the rows. Raises ConfigError."""
-    return int(_loaded(str(path)).data.nbytes)
+    return int(load_hub(str(path)).data.nbytes)
 
 
 def hub_columns(path: Path) -> list[str]:
     """The names of the columns. Raises ConfigError."""
-    return list(_loaded(str(path)).column_names)
+    return list(load_hub(str(path)).column_names)
 
 
 class HubRows:
@@ -53,7 +53,7 @@ class HubRows:
     """
 
     def __init__(self, path: Path, columns: Sequence[str] | None = None, part: slice = slice(None)) -> None:
-        self.path, rows = path, _loaded(str(path))
+        self.path, rows = path, load_hub(str(path))
         self._rows = rows.select_columns([name for name in rows.column_names if columns is None or name in columns])
         self._part = range(len(rows))[part]
 
@@ -101,9 +101,9 @@ class _Digest:
 
 
 @lru_cache(maxsize=16)
-def _loaded(name: str) -> Any:
+def load_hub(name: str) -> Any:
     """The data set. Without a split, the only split, or the split train. Raises ConfigError."""
-    path, config, split = _parsed(name)
+    path, config, split = parse_name(name)
     try:
         import datasets
     except ImportError as exc:
@@ -128,7 +128,7 @@ def _loaded(name: str) -> Any:
     return data["train" if "train" in splits else splits[0]] if splits else data
 
 
-def _parsed(name: str) -> tuple[str, str | None, str | None]:
+def parse_name(name: str) -> tuple[str, str | None, str | None]:
     if not name.startswith("hub:"):
         return name, None, None
     if (match := _NAME.fullmatch(name)) is None:
