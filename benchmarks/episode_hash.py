@@ -119,7 +119,7 @@ def trained(folder: Path) -> list[dict[str, Any]]:
         group_size=4,
         limits={"turns": 3, "max_tokens_per_turn": 8, "context": 240},
         credit="turn",
-        save_groups=3,
+        keep={"groups": 3},
         device="cpu",
     )
     train(config)

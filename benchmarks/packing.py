@@ -61,7 +61,7 @@ class Case:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=Path, help="a run of the demo with save_groups=16, instead of a new one")
+    parser.add_argument("--run", type=Path, help="a run of the demo with keep.groups=16, instead of a new one")
     parser.add_argument("--warm-steps", type=int, default=400, help="of the new run")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--search", metavar="FOLDER", help="corpus.jsonl and qa.jsonl")
@@ -97,7 +97,13 @@ def demo_run(folder: Path, warm_steps: int) -> Path:
     given = example("fact_search")
     data = record(folder / "data")
     warm = {**given.pop("warm_start"), "demonstrations": data / "demonstrations.jsonl", "steps": warm_steps}
-    given |= {"data": data / "train.jsonl", "steps": 8, "save_groups": 16, "warm_start": warm, "out": folder / "run"}
+    given |= {
+        "data": data / "train.jsonl",
+        "steps": 8,
+        "keep": {"groups": 16},
+        "warm_start": warm,
+        "out": folder / "run",
+    }
     train(TrainConfig.make(**given), console=Console(quiet=True))
     return folder / "run"
 

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast, get_args
 
@@ -22,6 +22,7 @@ from agentrl.episode.gateway_config import GatewayConfig
 from agentrl.episode.options import EpisodeOptions, RewardFn, SpecialTokens, Thinking
 from agentrl.errors import ConfigError, InfraError
 from agentrl.monitor.earned import Earned
+from agentrl.rollout.data.tasks import Columns
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Limits
 
@@ -48,6 +49,8 @@ class PlayConfig:
     """Who has the other seats of an Env with seats; see `TrainConfig.opponents`. policy is the player itself."""
     workers: int = 0
     """See `TrainConfig.workers`."""
+    columns: Columns | None = None
+    """See `TrainConfig.columns`."""
     gateway: GatewayConfig = GatewayConfig()  # noqa: RUF009 - immutable
     """See `TrainConfig.gateway`."""
 
@@ -62,8 +65,17 @@ class PlayConfig:
         with_workers: bool = False,
     ) -> Self:
         """Read `--set` pairs over `defaults` ({"env_config", "limits", "reward"}). Raises ConfigError."""
-        keys = {"env_config": None, "limits": Limits, **({"engine_config": None} if with_engine else {})}
-        keys |= {"special_tokens": None, "opponents": None, **({"reward": None} if with_reward else {})}
+        keys: dict[str, Any] = {
+            "env_config": None,
+            "limits": Limits,
+            **({"engine_config": None} if with_engine else {}),
+        }
+        keys |= {
+            "special_tokens": None,
+            "opponents": None,
+            "columns": Columns,
+            **({"reward": None} if with_reward else {}),
+        }
         keys |= {"workers": None, "gateway": None} if with_workers else {}
         settings = merge(defaults or {}, parse_settings(pairs))
         if strangers := [key for key in settings if key not in keys]:
@@ -76,6 +88,7 @@ class PlayConfig:
             special_tokens=_special_tokens(settings.get("special_tokens", "keep")),
             opponents=_opponents(settings.get("opponents", ["policy"])),
             workers=_workers(settings.get("workers", 0)),
+            columns=_columns(settings),
             gateway=_gateway(settings.get("gateway", {})),
         )
 
@@ -133,6 +146,13 @@ def _gateway(values: Any) -> GatewayConfig:
         return GatewayConfig.model_validate(values)
     except ValidationError as exc:
         raise ConfigError(f"--set gateway: {problems(exc, GatewayConfig)}") from exc
+
+
+def _columns(settings: Mapping[str, Any]) -> Columns | None:
+    names = _section(settings, "columns")
+    if strangers := names.keys() - {field.name for field in fields(Columns)}:
+        raise ConfigError(f"--set columns: {unknown(sorted(strangers)[:1], Columns)}")
+    return Columns(**names) if names else None
 
 
 @contextmanager

@@ -276,7 +276,8 @@ def _prepare(job: _EvaluateJob) -> tuple[EnvFactory, Any, list[Task]]:
         if grade is not None:
             grade(task)
 
-    tasks = tasks_of(envs, job.data, job.split, episodes=job.episodes, check=check)[: job.limit]
+    tasks = tasks_of(envs, job.data, job.split, episodes=job.episodes, check=check, columns=job.config.columns)
+    tasks = tasks[: job.limit]
     check_out(job.out, job.data)
     check_out(job.demonstrations, job.data, "--demonstrations")
     if job.out is not None and job.out == job.demonstrations:

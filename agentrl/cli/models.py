@@ -73,7 +73,8 @@ def open_renderer(name: str) -> tuple[Renderer, Any]:
 
 
 def weights_of(name: str) -> str:
-    """The weights' folder if `name` is a run's folder, else `name`. Raises ConfigError for a run without weights."""
+    """The weights' folder if `name` is a run's folder or RUN/best, else `name`. Raises ConfigError for a run without
+    weights."""
     if run_config(name) is None:
         return name
     folder: str = load_object("agentrl.train.run_folder:weights_of")(name)
@@ -103,9 +104,10 @@ def weights_digest(name: str) -> str:
 
 
 def run_config(name: str) -> TrainConfig | None:
-    """The configuration of the run in folder `name`; None if the folder is not a run's."""
-    file = Path(name) / "config.yaml"
-    if not file.is_file():
+    """The configuration of the run in folder `name`, or in the folder above RUN/best; None if `name` is no run's."""
+    folders = [Path(name), Path(name).parent] if Path(name).name == "best" else [Path(name)]
+    file = next((folder / "config.yaml" for folder in folders if (folder / "config.yaml").is_file()), None)
+    if file is None:
         return None
     config: TrainConfig = load_object("agentrl.train.config:TrainConfig").from_yaml(file)
     return config

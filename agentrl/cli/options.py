@@ -27,7 +27,8 @@ ModelName: TypeAlias = Annotated[
 ]
 Data: TypeAlias = Annotated[Path, typer.Option(help="Tasks, one JSON object a line.")]
 MaybeData: TypeAlias = Annotated[
-    Path | None, typer.Option("--data", help="Tasks, one JSON object a line, if the environment makes none.")
+    Path | None,
+    typer.Option("--data", help="Tasks, if the environment makes none: a file (JSONL), or hub:org/name:config@split."),
 ]
 Episodes: TypeAlias = Annotated[
     int | None,

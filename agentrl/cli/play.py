@@ -83,7 +83,9 @@ class _PlayJob:
         envs = EnvFactory(self.env, self.config.env_config)
         check = check_of(self.config.reward_function())
         self.config.check_opponents(envs.cls)
-        tasks = tasks_of(envs, self.data, "train", episodes=self.episodes, check=check)[: self.limit]
+        tasks = tasks_of(envs, self.data, "train", episodes=self.episodes, check=check, columns=self.config.columns)[
+            : self.limit
+        ]
         check_out(self.out, self.data)
         return envs, tasks
 

@@ -31,7 +31,10 @@ def train(
         str | None,
         typer.Option(help="tiny, smollm2-135m, a folder, or a Hub name: Qwen/Qwen3-0.6B.", show_default="tiny"),
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="Tasks to train on, if the environment makes none.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Tasks to train on, if the environment makes none: a file, or hub:org/name:config@split."),
+    ] = None,
     episodes: Episodes = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder: new, or an old one with --resume.")] = None,
     eval_data: Annotated[Path | None, typer.Option(help="Held-out tasks.")] = None,
@@ -48,6 +51,10 @@ def train(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other key, such as limits.turns=4.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
+    resume_from: Annotated[
+        str | None,
+        typer.Option(metavar="best|STEP", help="Resume at this checkpoint, and remove the steps after it."),
+    ] = None,
     accept_changed_data: Annotated[
         bool, typer.Option("--accept-changed-data", help="Resume although tasks have changed.")
     ] = False,
@@ -84,12 +91,13 @@ def train(
     with one_line_errors(how_to_go_on):
         from agentrl.train.preflight import check_inputs
 
+        resume = resume or resume_from is not None
         train_config = build_config(config, merge(overrides, parse_settings(settings or ())), resume=resume)
         folder = train_config.out
         check_inputs(train_config, resume=resume)
         with needs_torch():
             from agentrl.train import train as run
-        run(train_config, resume=resume, accept_changed_data=accept_changed_data)
+        run(train_config, resume=resume_from or resume, accept_changed_data=accept_changed_data)
     _say_what_next(train_config)
 
 

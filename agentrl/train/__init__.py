@@ -17,9 +17,20 @@ from agentrl.train.run_folder import model_folder
 if TYPE_CHECKING:
     from agentrl.train.learner import DivergedError
     from agentrl.train.report import Summary
+    from agentrl.train.trackers import TrackedRun, Tracker
     from agentrl.train.trainer import Trainer, train
 
-__all__ = ["DivergedError", "Summary", "TrainConfig", "Trainer", "WarmStartConfig", "model_folder", "train"]
+__all__ = [
+    "DivergedError",
+    "Summary",
+    "TrackedRun",
+    "Tracker",
+    "TrainConfig",
+    "Trainer",
+    "WarmStartConfig",
+    "model_folder",
+    "train",
+]
 
 wait_passively()
 
@@ -27,6 +38,8 @@ wait_passively()
 _LAZY = {
     "DivergedError": "agentrl.train.learner",
     "Summary": "agentrl.train.report",
+    "TrackedRun": "agentrl.train.trackers",
+    "Tracker": "agentrl.train.trackers",
     "Trainer": "agentrl.train.trainer",
     "train": "agentrl.train.trainer",
 }

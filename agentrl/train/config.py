@@ -17,6 +17,7 @@ from agentrl.monitor.canaries import CanaryConfig
 from agentrl.monitor.numerics import NumericsConfig
 from agentrl.rollout.loop.group_loop import Stale
 from agentrl.rollout.play.failures import FailurePolicy
+from agentrl.train.key_types import Keep, TrackerSettings
 
 Algorithm: TypeAlias = Literal["grpo", "dr_grpo", "gspo", "flash_reinforce"]
 Credit: TypeAlias = Literal["episode", "turn", "return"]
@@ -154,9 +155,9 @@ class TrainConfig(EpisodeConfig):
     engine_config: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the engine, by name. The local engine takes max_batch and max_context."""
     data: Path | dict[Path, Annotated[float, Field(gt=0)]] | None = None
-    """The tasks to train on: a file, JSONL or Parquet, or several files with weights. {a.jsonl: 3, b.parquet: 1} draws
-    three tasks of a.jsonl for each task of b.parquet. A file of more than 64 MB stays on disk. null: the tasks of the
-    Env, if the Env has tasks."""
+    """The tasks to train on: a file, JSONL or Parquet; or a folder or hub:org/name:config@split, read by the library
+    datasets. Several with weights: {a.jsonl: 3, b.parquet: 1} draws three tasks of a.jsonl for each task of b.parquet.
+    More than 64 MB stay on disk. null: the tasks of the Env, if the Env has tasks."""
     columns: ColumnsConfig | None = None
     """The names of the columns of `data`, if these are not the standard names. The keys have the names of slime's
     flags. null: the standard names prompt, label, metadata, tools, id and seed."""
@@ -289,16 +290,20 @@ class TrainConfig(EpisodeConfig):
     eval_tasks: int = Field(200, gt=0)
     """The most held-out tasks of an evaluation. The first tasks of the set are taken."""
     checkpoint_every: int = Field(50, gt=0)
-    """The number of steps between checkpoints. The last two checkpoints are kept."""
+    """The number of steps between checkpoints."""
+    keep: Keep = Keep()
+    """The checkpoints and episodes that stay in the run folder: `{last: 2, best: 1, groups: 2}`. last: the newest
+    checkpoints. best: the checkpoints of the best evaluations, by the held-out reward; `best` in the run folder is a
+    link to the best. groups: of each step, the groups whose trajectories are written whole."""
     canaries: CanaryConfig | None = CanaryConfig()
     """The limits at which the run warns or stops early because it cannot be learning. null: no such checks."""
-    wandb: str | None = None
-    """The project of Weights & Biases that gets the metrics of every step and the whole configuration. null: none."""
+    trackers: TrackerSettings = Field(default_factory=lambda: dict[str, dict[str, Any]](tensorboard={}))
+    """The trackers that get the figures and recorded episodes of every step: tensorboard, wandb, trackio, mlflow, or a
+    class of yours, written like `env`, with the methods of agentrl.train.Tracker. A name, a list of names, or names
+    with settings: {wandb: {project: agents}, mlflow: {tracking_uri: http://127.0.0.1:5000}}."""
     usd_per_hour: float | None = Field(None, gt=0)
     """The price of an hour of this machine, in dollars. The bill at the end then has the cost of the run. null:
     unknown."""
-    save_groups: int = Field(2, ge=0)
-    """The number of groups of each step whose trajectories are written to the run folder."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """The device of the trainer. auto: the GPU if there is a GPU, else the CPU."""
     dtype: Literal["float32", "bfloat16"] = "float32"

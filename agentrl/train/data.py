@@ -11,6 +11,8 @@ from agentrl.env.factory import EnvFactory
 from agentrl.episode.scoring import check_of
 from agentrl.errors import ConfigError
 from agentrl.render.base import Renderer
+from agentrl.rollout.data.data_files import data_bytes
+from agentrl.rollout.data.hub import is_hub
 from agentrl.rollout.data.source import TaskSource
 from agentrl.rollout.data.stream import Mixture, PromptLimit, TaskStream
 from agentrl.rollout.data.tasks import Columns, TaskFile, held_out_tasks, tasks_of
@@ -66,7 +68,7 @@ def _tasks(
     tasks are checked when drawn, and a failed `check` logs a warning.
     """
     columns = _columns(config)
-    if path is None or not path.is_file() or path.stat().st_size <= IN_MEMORY:
+    if path is None or not (path.is_file() or is_hub(path)) or data_bytes(path) <= IN_MEMORY:
         return tasks_of(envs, path, "train", episodes=config.episodes, check=check, columns=columns)
     checks = _Checks(envs.check, check)
     tasks = TaskFile(path, split="train", check=checks, columns=columns)

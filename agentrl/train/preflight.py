@@ -8,6 +8,7 @@ from agentrl.engine.table import check_engine
 from agentrl.env.factory import EnvFactory
 from agentrl.errors import ConfigError
 from agentrl.models.hub import check_name
+from agentrl.rollout.data.data_files import check_data
 from agentrl.train.config import TrainConfig
 from agentrl.train.run_folder import RunFolder, weights_of
 
@@ -21,9 +22,9 @@ def check_inputs(config: TrainConfig, *, resume: bool) -> None:
     EnvFactory(config.env, config.env_config)
     config.reward_function()
     for path in config.data if isinstance(config.data, dict) else filter(None, [config.data]):
-        check_file(path, "name one that exists, or leave --data out if the Env makes its own tasks", "data file")
+        check_data(path, "name one that exists, or leave --data out if the Env makes its own tasks")
     if config.eval_data is not None:
-        check_file(config.eval_data, "name one that exists, or leave --eval-data out", "data file")
+        check_data(config.eval_data, "name one that exists, or leave --eval-data out")
     if config.warm_start is not None and not resume:
         remedy = "record some with agentrl play --out"
         check_file(config.warm_start.demonstrations, remedy, "file of demonstrations")

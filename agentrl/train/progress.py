@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
-
-from agentrl.monitor.by_key import score_of
-from agentrl.monitor.earned import rewards_of
-from agentrl.rollout.play.evaluate import Evaluation
 
 _LINE_EVERY_S = 10.0
 
 
 @dataclass(slots=True)
 class Position:
-    """The number of steps that a run has done, with its evaluations. Saved with every checkpoint."""
+    """The number of steps that a run has done. Saved with every checkpoint."""
 
     step: int = 0
     started: bool = False
@@ -29,20 +25,11 @@ class Position:
     warm_steps: int = 0
     seconds: float = 0.0
     """Seconds of the run's earlier processes, for a run folder without a bill."""
-    evals: dict[str, float | None] = field(default_factory=dict)
-    """Name of an evaluation -> the mean held-out reward; None if no episode got a reward."""
-    eval_failed: dict[str, int] = field(default_factory=dict)
-    """Name of an evaluation -> the number of its failed episodes."""
-    eval_intervals: dict[str, Sequence[float] | None] = field(default_factory=dict)
-    """Name of an evaluation -> the 95 % interval of the mean held-out reward, by resampling the tasks."""
-    eval_tasks: int = 0
-    """The number of held-out tasks that got a reward in the last evaluation."""
 
-    def evaluated(self, name: str, evaluation: Evaluation) -> None:
-        """Store the result of an evaluation."""
-        score = score_of(rewards_of(evaluation.trajectories), evaluation.metrics.failed_episodes)
-        self.evals[name], self.eval_failed[name], self.eval_tasks = score.mean, score.failed, score.tasks
-        self.eval_intervals[name] = None if score.low is None or score.high is None else (score.low, score.high)
+    @classmethod
+    def restore(cls, state: Mapping[str, Any]) -> Self:
+        """The position in the state of a checkpoint. Older versions stored evaluations there, too."""
+        return cls(**{key: state[key] for key in cls.__slots__ if key in state})
 
 
 class Progress:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from agentrl.monitor.metrics import RolloutMetrics
 from agentrl.train.bill import Bill, told_bill
-from agentrl.train.progress import Position
+from agentrl.train.held_out import HeldOut, by_step
 from agentrl.types import JSON
 
 CURVE, BOARD = "reward.png", "tensorboard"
 """Names in a run's folder. CURVE: the plot of the rewards. BOARD: the folder of TensorBoard's event files."""
+
+_NAMED: Mapping[str, str] = {"start": "before", "warm": "after the warm start", "final": "after RL"}
+"""The name of an evaluation in `Summary` -> its name at the end of a run."""
 
 KNOWS_NOTHING = (
     "warning: tiny has random weights: it knows no word, finds no reward and learns nothing from it. Let it imitate "
@@ -38,6 +42,8 @@ class Summary:
     """Name of an evaluation in this class -> its 95 % interval, by resampling the tasks."""
     eval_tasks: int
     """The number of held-out tasks that got a reward in the last evaluation."""
+    best: Mapping[str, Any] | None
+    """The best evaluation whose checkpoint is in the run folder, at `best`: step, mean, interval, tasks, failed."""
     steps: int
     seconds: float
     sampled_tokens: int
@@ -47,22 +53,26 @@ class Summary:
     """The costs of all processes of the run: see `Bill.to_json`."""
 
     @classmethod
-    def of(cls, position: Position, metrics: Sequence[Mapping[str, Any]], bill: Bill) -> Summary:
+    def of(
+        cls, results: Sequence[HeldOut], best: HeldOut | None, metrics: Sequence[Mapping[str, Any]], bill: Bill
+    ) -> Summary:
         masked: dict[str, int] = {}
         for line in metrics:
             for reason, tokens in line["masked_tokens"].items():
                 masked[reason] = masked.get(reason, 0) + tokens
-        evals = position.evals
+        scores = {f"eval_{result.name}": result.score for result in results if result.name in _NAMED}
+        means = {f"eval_{name}": None for name in _NAMED} | {name: score.mean for name, score in scores.items()}
         return cls(
-            eval_start=evals.get("start"),
-            eval_warm=evals.get("warm"),
-            eval_final=evals.get("final"),
-            eval_intervals={f"eval_{name}": interval for name, interval in position.eval_intervals.items()},
-            eval_tasks=position.eval_tasks,
+            **means,
+            eval_intervals={
+                name: None if score.mean is None else score.to_json()["interval"] for name, score in scores.items()
+            },
+            eval_tasks=results[-1].score.tasks if results else 0,
+            best=None if best is None else best.to_json(),
             reward_first=metrics[0]["reward_mean"] if metrics else None,
             reward_last=metrics[-1]["reward_mean"] if metrics else None,
             failed={
-                **{f"eval_{name}": count for name, count in position.eval_failed.items()},
+                **{name: score.failed for name, score in scores.items()},
                 **{f"reward_{name}": line["failed_episodes"] for name, line in _first_and_last(metrics)},
             },
             steps=len(metrics),
@@ -75,7 +85,7 @@ class Summary:
 
     def report(self, out: Path) -> Iterator[str]:
         """The lines of text at the end of a run. `out` is the run folder, as the user wrote the path."""
-        yield from self._held_out()
+        yield from self._held_out(out)
         if self.reward_first is not None:
             yield (
                 f"reward, sampled      {self.reward_first:.3f} in step 1, {self.reward_last:.3f} in step {self.steps}"
@@ -86,16 +96,15 @@ class Summary:
         yield f"view                 agentrl view {out}"
         if (out / BOARD).is_dir():
             yield f"TensorBoard          tensorboard --logdir {out / BOARD}   # pip install tensorboard"
-        else:
+        elif find_spec("tensorboardX") is None:
             yield "TensorBoard          no event files were written: tensorboardX is not installed (extra `train`)"
 
-    def _held_out(self) -> Iterator[str]:
-        """A line for each evaluation. The last line has the gain by reinforcement learning."""
+    def _held_out(self, out: Path) -> Iterator[str]:
+        """A line for each evaluation, with the gain by reinforcement learning, and a line about the best."""
         if self.eval_start is None and self.eval_final is None:
             return
         yield f"held out, greedy     mean reward of {self.eval_tasks} tasks (95 % interval)"
-        named = {"start": "before", "warm": "after the warm start", "final": "after RL"}
-        for name, label in named.items():
+        for name, label in _NAMED.items():
             mean = getattr(self, f"eval_{name}")
             if mean is None:
                 continue
@@ -103,6 +112,10 @@ class Summary:
             of = "" if interval is None else f" ({interval[0]:.3f} to {interval[1]:.3f})"
             beside = f", {failed} failed" if failed else ""
             yield f"  {label:<21}{mean:.3f}{of}{beside}{self._added() if name == 'final' else ''}"
+        if self.best is not None:
+            low, high = self.best["interval"]
+            label = f"best, step {self.best['step']}"
+            yield f"  {label:<21}{self.best['mean']:.3f} ({low:.3f} to {high:.3f}): {out / 'best'}"
 
     def _added(self) -> str:
         """The gain of the held-out mean reward as text, such as `, +0.643 by reinforcement`; empty if unknown."""
@@ -192,7 +205,7 @@ _LEAST_ROOM = 0.05
 flat."""
 
 
-def draw_curve(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, float | None], file: Path) -> bool:
+def draw_curve(metrics: Sequence[Mapping[str, Any]], results: Sequence[HeldOut], file: Path) -> bool:
     """Plot the reward of each step, and the evaluations. Returns False if matplotlib is not installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -203,7 +216,8 @@ def draw_curve(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, float |
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     axes.plot([m["step"] for m in metrics], [m["reward_mean"] for m in metrics], label="reward, sampled")
-    held_out = _held_out(metrics, evals)
+    means = [(step, result.score.mean) for step, result in sorted(by_step(results).items())]
+    held_out = [(step, mean) for step, mean in means if mean is not None]
     if held_out:
         axes.plot(*zip(*held_out, strict=True), "o-", label="held out, greedy")
     rewards = [m["reward_mean"] for m in metrics] + [reward for _, reward in held_out]
@@ -213,14 +227,6 @@ def draw_curve(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, float |
     axes.grid(alpha=0.3)
     figure.savefig(file, dpi=120)
     return True
-
-
-def _held_out(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, float | None]) -> Sequence[tuple[int, float]]:
-    """(step, held-out mean reward) of each step with an evaluation."""
-    scores = [(m.get("eval_step", m["step"]), m["eval_reward_mean"]) for m in metrics if "eval_reward_mean" in m]
-    if evals:
-        scores = [(0, evals.get("warm", evals["start"])), *scores, (metrics[-1]["step"], evals["final"])]
-    return [(step, reward) for step, reward in scores if reward is not None]
 
 
 def held_out_metrics(metrics: RolloutMetrics) -> dict[str, JSON]:

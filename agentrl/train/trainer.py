@@ -62,7 +62,7 @@ from agentrl.train.rollouts import open_drawer, open_order, open_trained_engine,
 from agentrl.train.rows import buffer_of, normaliser, rows_to_learn
 from agentrl.train.run_folder import RunFolder, model_folder, step_name
 from agentrl.train.teacher import Teacher, open_teacher
-from agentrl.train.trackers import Trackers, check_wandb
+from agentrl.train.trackers import Trackers
 from agentrl.train.warm_start import (
     demonstration_batches,
     keep_apart,
@@ -83,13 +83,13 @@ class Trainer:
         self,
         config: TrainConfig,
         *,
-        resume: bool = False,
+        resume: bool | str = False,
         accept_changed_data: bool = False,
         console: Console | None = None,
     ) -> None:
         self.config = config
         self.console = console or Console()
-        self.folder = RunFolder(config.out)
+        self.folder = RunFolder(config.out, config.keep)
         self.records = RunRecords(config.out)
         self.position = Position()
         self.canaries = Canaries(config.canaries) if config.canaries else None
@@ -126,13 +126,13 @@ class Trainer:
     @billed("start")
     async def setup(self) -> None:
         """Load and check model, tasks and settings, then make the run folder. Raises ConfigError."""
-        self.folder.check(self.config, resume=self._resume)
+        self.folder.check(self.config, resume=bool(self._resume))
         engine_of_run = self.folder.begun_with().engine if self._resume else None
         config = self.config = with_engine_chosen(self.config, engine_of_run, self._say)
-        check_wandb(config)
+        self._trackers = Trackers(config, self._warn)
         envs, reward = EnvFactory(config.env, config.env_config), config.reward_function()
         source, self.eval_tasks = training_tasks(config, envs), evaluation_tasks(config, envs)
-        checkpoint = self._find_checkpoint() if self._resume else None
+        checkpoint = self.folder.lock_and_find(self._resume, self._warn) if self._resume else None
         self.buffer = buffer_of(config, source, self._open_journal() if checkpoint is not None else None)
         state = self._read_state(checkpoint) if checkpoint is not None else None
         self.tokenizer, self.learner = load_learner(config, checkpoint, self.folder.base, self._say)
@@ -151,7 +151,7 @@ class Trainer:
         self._make_folder(checkpoint)
         limits = self.rollout.options.limits  # an engine may start here, and write to the run folder
         self.length = limits.tokens or min(limits.context or math.inf, await self.engine.context_length())
-        self._trackers = Trackers(config, self.folder.path, self.position.step, self._warn)
+        self._trackers.start(self.folder.path, self.position.step)
         self._stack.callback(self._trackers.close)
 
     async def _prepare_warm_start(self, renderer: Renderer) -> None:
@@ -206,7 +206,7 @@ class Trainer:
             self.folder.write_skipped(listed)
         save_random_base(config, self.learner, self.tokenizer, self.folder)
         if self._resume:
-            self.folder.rewind(self.position.step)
+            self.folder.rewind(self.position.step if checkpoint else -1, started=self.position.started)
             self.records.rewind(self.position.step, self.position.warm_steps)
             self._say(f"resuming {self._where()}" if checkpoint else "no checkpoint yet: beginning anew")
 
@@ -225,12 +225,11 @@ class Trainer:
         if not position.started:
             if config.model in SEEDED and config.warm_start is None:
                 self._say(KNOWS_NOTHING)
-            if "start" not in position.evals:
+            if self.folder.result("start") is None:
                 await self._evaluate_and_keep("start")
             if config.warm_start is not None:
                 await self.warm_start()
-                if "warm" not in position.evals:
-                    await self._evaluate_and_keep("warm")
+                await self._evaluate_and_keep("warm")
             self._begin_rl()
         found_nothing = position.step == 0
         with Progress(self.console, "rl", config.steps, done=position.step) as progress:
@@ -284,7 +283,8 @@ class Trainer:
         uncredited = uncredited_groups(rollout.groups) if self.config.credit == "turn" else 0
         equal = update.pop("zero_advantage_groups") + len(drawn.replaced)
         metrics = replace(metrics, zero_advantage_groups=equal, uncredited_groups=uncredited)
-        self.records.write_step(step_name(step), step, rollout.groups, self.config.save_groups)
+        self.records.write_step(step_name(step), step, rollout.groups, self.config.keep.groups)
+        self._trackers.add_episodes(step, "train", rollout.groups[: self.config.keep.groups])
         return StepReport(
             step, metrics, update, rollout.hand_over_s, rollout.rollout_s, rollout.train_s, rollout.async_report
         )
@@ -331,7 +331,8 @@ class Trainer:
         """Play the held-out tasks greedily, and write the episodes to the run folder."""
         await self.handover.give()
         evaluation = await evaluate(replace(self.rollout, opponents=self.eval_opponents), self.eval_tasks)
-        self.folder.write_trajectories(f"eval_{name}", evaluation.trajectories)
+        self.folder.add_evaluation(name, self.position.step, evaluation)
+        self._trackers.add_episodes(self.position.step, "eval", [evaluation.trajectories])
         self.bill.count(evaluated=evaluation.metrics.sampled_tokens)
         return evaluation
 
@@ -340,19 +341,22 @@ class Trainer:
             return
         async with self.order.paused():
             evaluation = await self.evaluate(name)
-        self.position.evaluated(name, evaluation)
+        self.folder.settle()
         self.console.print(told_evaluation(name, evaluation.metrics), highlight=False)
 
     async def _finish_step(self, report: StepReport, progress: Progress) -> None:
         config, step, metrics = self.config, report.step, report.to_json()
         last = step == config.steps
         due = config.eval_every and step % config.eval_every == 0 and self.eval_tasks and not last
+        if due:
+            self.folder.evaluating = step
         try:
             metrics |= await self.order.evaluate(step, partial(self._held_out, step) if due else None, last=last)
         finally:  # the weights have changed, so the step is done, even if its evaluation was interrupted
             self._record(report, metrics, progress)
-        if step % config.checkpoint_every == 0 or last:
+        if step % config.checkpoint_every == 0 or last or self.folder.is_wanted(step):
             await self.order.aside(self.checkpoint)
+        self.folder.settle()
 
     async def _held_out(self, step: int) -> Mapping[str, JSON]:
         return held_out_metrics((await self.evaluate(step_name(step))).metrics)
@@ -414,10 +418,6 @@ class Trainer:
             return f"after step {position.step}"
         return f"in the warm start, after {position.warm_steps} of {warm.steps} steps"
 
-    def _find_checkpoint(self) -> Path | None:
-        self.folder.lock()
-        return self.folder.latest_checkpoint(self._warn)
-
     def _say(self, text: str) -> None:
         self.console.print(text, highlight=False, soft_wrap=True)
 
@@ -427,7 +427,7 @@ class Trainer:
 
     def _read_state(self, checkpoint: Path) -> dict[str, Any]:
         state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
-        self.position = Position(**state["position"])
+        self.position = Position.restore(state["position"])
         self.buffer.restore(state["data"], accept_changes=self._accept_changed_data)
         return state
 
@@ -464,9 +464,9 @@ class Trainer:
     def _summarise(self) -> Summary:
         metrics = self.folder.read_metrics()
         self.bill.write()
-        summary = Summary.of(self.position, metrics, self.bill)
+        summary = Summary.of(self.folder.results, self.folder.best_result(), metrics, self.bill)
         write_atomically(self.folder.path / "summary.json", json.dumps(asdict(summary), indent=1) + "\n")
-        if metrics and not draw_curve(metrics, self.position.evals, self.folder.path / CURVE):
+        if metrics and not draw_curve(metrics, self.folder.results, self.folder.path / CURVE):
             self.console.print("no reward.png: matplotlib is not installed")
         for line in summary.report(self.config.out):
             self._say(line)
@@ -476,7 +476,7 @@ class Trainer:
 def train(
     config: TrainConfig,
     *,
-    resume: bool = False,
+    resume: bool | str = False,
     accept_changed_data: bool = False,
     trainer: type[Trainer] | None = None,
     console: Console | None = None,
@@ -485,9 +485,10 @@ def train(
 
     Raises ConfigError before anything is written, BugError for a bug in the Env, and DivergedError for a loss that is
     not finite. Raises CanaryError if nothing can be learned, or if engine and trainer disagree. After such an error, or
-    after a kill, `resume` continues from the last checkpoint. After Ctrl-C and SIGTERM, `resume` continues at the step
-    where the run stopped. A run that fails before the first step leaves no folder, or only the engine's log.
-    `accept_changed_data`: continue even if tasks have changed.
+    after a kill, `resume` continues from the last checkpoint, after Ctrl-C and SIGTERM at the step where the run
+    stopped. With a text (`best`, or the number of a step) the run returns to this checkpoint, and later steps are
+    removed. A run that fails before the first step leaves no folder, or only the engine's log. `accept_changed_data`:
+    continue even if tasks have changed.
     """
 
     async def whole() -> Summary:

@@ -183,7 +183,7 @@ class Indexed:
         about = self.outline(number)
         if "unkept" in about:
             raise NotKeptError(
-                f"{self.path.stem}: the tokens of this episode are not kept; raise save_groups to keep more"
+                f"{self.path.stem}: the tokens of this episode are not kept; raise keep.groups to keep more"
             )
         try:
             raw = Lines(self.path).read(about["offset"], about["offset"] + about["length"])

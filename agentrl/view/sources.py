@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from agentrl.view.files import REMEDY, EpisodeFile, Lines, open_file
 _LIVE_S = 120.0
 """A run without a summary counts as running if it wrote a file within this many seconds."""
 _SUFFIXES = (".jsonl", ".pt", ".json")
+_GROWING = ("metrics", "evaluations", "events", "imitation")
 INDEX = "index"
 """The name of a folder in a run. For each file of `trajectories`, it has a file with a summary of each episode."""
 
@@ -82,7 +84,7 @@ class Run(Source):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._lines = {name: _GrowingLines(path / f"{name}.jsonl") for name in ("metrics", "events", "imitation")}
+        self._lines = {name: _GrowingLines(path / f"{name}.jsonl") for name in _GROWING}
 
     def listing(self) -> list[str]:
         names = {file.stem for folder in ("trajectories", INDEX) for file in (self.path / folder).glob("*.jsonl")}
@@ -128,9 +130,8 @@ class Run(Source):
             "wrote": wrote,
             "config": json.loads(json.dumps(self.config, default=str)),
             "summary": summary,
-            "metrics": list(self.metrics()),
-            "events": list(self._lines["events"].read()),
-            "imitation": list(self._lines["imitation"].read()),
+            **{name: list(lines.read()) for name, lines in self._lines.items()},
+            "best": Path(os.path.realpath(self.path / "best")).name,
             "inflight": _json(self.path / "inflight.json"),
         }
 
@@ -159,6 +160,8 @@ def open_source(path: Path) -> Source:
     if not path.is_dir():
         open_file(path)
         return Source(path)
+    if path.name == "best" and (path.parent / "config.yaml").is_file():
+        path = path.parent
     if (path / "config.yaml").is_file() or (path / "trajectories").is_dir():
         return Run(path)
     folder = Folder(path)

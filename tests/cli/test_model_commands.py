@@ -41,6 +41,20 @@ def metrics(run) -> list[dict]:
 
 
 @pytest.mark.thorough
+def test_the_best_model_is_evaluated_and_trained_further(run, agentrl):
+    best = json.loads((run / "summary.json").read_text())["best"]
+    assert re.search(rf"best, step {best['step']} +{best['mean']:.3f} \(.* to .*\): run/best\n", agentrl.stdout)
+    args = ("eval", "my_env.py:Capitals", "--data", "tasks.jsonl", "--json")
+    assert agentrl(*args, "--model", "run/best") == 0, agentrl.stderr
+    assert json.loads(agentrl.stdout)["reward_mean"] == pytest.approx(best["mean"])
+    assert agentrl("train", "--resume-from", "7", "--out", "run") == 2
+    assert "run has no checkpoint 7; the steps of its checkpoints: 0, 1" in agentrl.stderr
+    assert agentrl("train", "--resume-from", "best", "--out", "run", "--steps", "2") == 0, agentrl.stderr
+    assert f"resuming after step {best['step']}\n" in agentrl.stdout
+    assert [line["step"] for line in metrics(run)] == [1, 2]
+
+
+@pytest.mark.thorough
 def test_train_then_everything_else(run, agentrl):
     assert "agentrl eval my_env.py:Capitals --model run --data tasks.jsonl" in agentrl.stdout
     config = yaml.safe_load((run / "config.yaml").read_text())

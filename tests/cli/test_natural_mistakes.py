@@ -92,7 +92,7 @@ MISTAKES = [
         f"train {E} {' '.join(OUT)} --set warm_start=3",
         "warm_start must be a mapping of keys to values (dem",
     ),
-    (f"train {E} {' '.join(OUT)} --data folder", "folder: it is a folder; name a file in it"),
+    (f"train {E} {' '.join(OUT)} --data folder", "folder: "),  # read by the library datasets
     (f"train {E} {' '.join(OUT)} --data tron.jsonl", "tron.jsonl: no such data file; did you mean torn.jsonl?"),
     (f"train {E} {' '.join(OUT)} --config folder", "--config folder: it is a folder"),
     (f"train {E} {' '.join(OUT)} --config typo.yml", "--config typo.yml: no such file; did you mean typo.yaml?"),

@@ -56,3 +56,11 @@ def test_episode_settings_win_over_the_runs_own():
 def test_episode_settings_are_checked(pair, problem):
     with pytest.raises(ConfigError, match=problem):
         PlayConfig.parse([pair])
+
+
+def test_columns_of_data_are_set_for_eval_and_play():
+    columns = PlayConfig.parse(["columns.input_key=question", "columns.label_key=answer"]).columns
+    assert (columns.input_key, columns.label_key, columns.tool_key) == ("question", "answer", None)
+    assert PlayConfig.parse([]).columns is None
+    with pytest.raises(ConfigError, match="unknown key input; did you mean input_key"):
+        PlayConfig.parse(["columns.input=question"])

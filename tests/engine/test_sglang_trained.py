@@ -23,7 +23,7 @@ from tests.engine.inside import server_of
 torch = pytest.importorskip("torch", reason="the embedded trainer needs the extra `train`")
 
 from agentrl.engine.base import TrainedEngine  # noqa: E402
-from agentrl.engine.sglang.training import served  # noqa: E402
+from agentrl.engine.sglang.training import served, trained  # noqa: E402
 from agentrl.engine.sglang.training.flags import Launch  # noqa: E402
 from agentrl.engine.sglang.training.trained import TrainedSGLang  # noqa: E402
 from agentrl.engine.sglang.training.weights import Adapter, save_whole  # noqa: E402
@@ -458,7 +458,8 @@ async def test_ctrl_c_while_it_starts_leaves_nothing(model, training, monkeypatc
 
 
 @pytest.mark.thorough
-async def test_a_server_that_dies_ends_the_run_with_the_end_of_its_log(model, training):
+async def test_a_server_that_dies_too_often_ends_the_run_with_the_end_of_its_log(model, training, monkeypatch):
+    monkeypatch.setattr(trained, "_RESTARTS", 0)
     engine = own(model, training)
     await engine.update(model, "0")
     with (training.folder / "engine.log").open("a") as log:

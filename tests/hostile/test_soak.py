@@ -134,7 +134,7 @@ def test_train(tmp_path, before):
     run(tmp_path / "first", rows(["nothing"], 2), steps=1, prompts_per_step=2)  # what torch starts once, it keeps
     there = Before(before.folder)
     lines = rows(names, steps * a_step)
-    run(tmp_path / "run", lines, steps=steps, prompts_per_step=a_step, save_groups=a_step)
+    run(tmp_path / "run", lines, steps=steps, prompts_per_step=a_step, keep={"groups": a_step})
     there.nothing_left()
     written = sorted((tmp_path / "run" / "trajectories").glob("step*.jsonl"))
     lines = [line for file in written for line in file.read_text().splitlines()]

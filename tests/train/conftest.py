@@ -98,7 +98,7 @@ def make_config(tmp_path, small_model):
             "prompts_per_step": 3,
             "group_size": 4,
             "limits": LIMITS,
-            "save_groups": 3,
+            "keep": {"groups": 3},
             "device": "cpu",
         }
         if values.get("lora") is None and "model" not in values:

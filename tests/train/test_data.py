@@ -44,7 +44,7 @@ def tasks_of(folder):
 def test_a_run_on_two_data_sets(two_sets, tmp_path, monkeypatch):
     monkeypatch.setattr(data, "IN_MEMORY", 0)  # both stay on disk
     said = io.StringIO()
-    config = two_sets(steps=3, save_groups=4)
+    config = two_sets(steps=3, keep={"groups": 4})
     train(config, console=Console(file=said, width=1000))
     tasks = tasks_of(config.out)[:: config.group_size]
     assert [task["id"][0] for task in tasks].count("b") == 3

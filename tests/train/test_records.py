@@ -33,7 +33,7 @@ def _train(small_model, out, **given):
         steps=2,
         prompts_per_step=3,
         group_size=4,
-        save_groups=1,
+        keep={"groups": 1},
         limits=LIMITS,
         canaries=None,
         **given,

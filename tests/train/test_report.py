@@ -11,7 +11,7 @@ from agentrl import Task, Trajectory
 from agentrl.monitor import RolloutMetrics
 from agentrl.rollout.play.evaluate import Evaluation
 from agentrl.train.bill import Bill
-from agentrl.train.progress import Position
+from agentrl.train.held_out import HeldOut, ranked
 from agentrl.train.report import StepReport, Summary, after_warm_start, draw_curve, nothing_learned, told_reward
 
 figures = pytest.importorskip("matplotlib.figure")
@@ -28,7 +28,8 @@ def drawn(tmp_path, monkeypatch):
 
     def draw(*rewards, evals=None):
         metrics = [{"step": step, "reward_mean": reward} for step, reward in enumerate(rewards, 1)]
-        assert draw_curve(metrics, evals or {}, tmp_path / "reward.png")
+        results = [result(name, len(rewards), [mean]) for name, mean in (evals or {}).items()]
+        assert draw_curve(metrics, results, tmp_path / "reward.png")
         assert (tmp_path / "reward.png").stat().st_size > 1000
         return found[-1]
 
@@ -75,17 +76,21 @@ def test_an_evaluation_without_a_mean_is_not_drawn(drawn):
     assert low > 0.0
 
 
+def result(name, steps, earned):
+    """An evaluation of a run of some steps, whose tasks earned these rewards."""
+    played = [Trajectory(Task(id=str(number))) for number in range(len(earned))]
+    for trajectory, reward in zip(played, earned, strict=True):
+        trajectory.reward = reward
+    return HeldOut.of(name, steps if name == "final" else 0, Evaluation.of(played))
+
+
 def ended(*rewards, bill=None, **evals):
     """The summary of a run with these sampled rewards, and held-out rewards of four tasks by evaluation."""
-    position = Position()
-    for name, earned in evals.items():
-        played = [Trajectory(Task(id=str(number))) for number in range(len(earned))]
-        for trajectory, reward in zip(played, earned, strict=True):
-            trajectory.reward = reward
-        position.evaluated(name, Evaluation.of(played))
+    results = [result(name, len(rewards), earned) for name, earned in evals.items()]
+    best = next(iter(ranked(results)), None)
     step = {"sampled_tokens": 10, "trained_tokens": 10, "masked_tokens": {}, "failed_episodes": 0}
     metrics = [{**step, "reward_mean": reward} for reward in rewards]
-    return Summary.of(position, metrics, bill or Bill())
+    return Summary.of(results, best, metrics, bill or Bill())
 
 
 def test_a_run_ends_with_what_one_wants_to_know(tmp_path):
@@ -96,22 +101,24 @@ def test_a_run_ends_with_what_one_wants_to_know(tmp_path):
 
     said = list(summary.report(run))
 
-    assert said[:5] == [
+    assert said[:6] == [
         "held out, greedy     mean reward of 4 tasks (95 % interval)",
         "  before               0.000 (0.000 to 0.000)",
         "  after the warm start 0.250 (0.000 to 0.750)",
         "  after RL             0.750 (0.250 to 1.000), +0.500 by reinforcement",
+        f"  best, step 3         0.750 (0.250 to 1.000): {run}/best",
         "reward, sampled      0.250 in step 1, 0.875 in step 3",
     ]
-    assert [line[:21].strip() for line in said[5:7]] == ["time", "tokens"]
-    assert said[7:] == [
+    assert [line[:21].strip() for line in said[6:8]] == ["time", "tokens"]
+    assert said[8:] == [
         f"plot                 {run}/reward.png",
         f"view                 agentrl view {run}",
         f"TensorBoard          tensorboard --logdir {run}/tensorboard   # pip install tensorboard",
     ]
 
 
-def test_a_loss_is_no_gain_and_what_is_not_there_is_not_told(tmp_path):
+def test_a_loss_is_no_gain_and_what_is_not_there_is_not_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("agentrl.train.report.find_spec", lambda name: None)
     lost = list(ended(0.5, start=[1, 0], final=[0, 0]).report(tmp_path))
     assert lost[2] == "  after RL             0.000 (0.000 to 0.000), -0.500 by reinforcement"
 
@@ -124,6 +131,27 @@ def test_failed_and_unscored_evaluations_are_told(tmp_path):
     summary = ended(0.5, start=[None, None], final=[1, 1])
     assert (summary.eval_start, summary.eval_intervals["eval_start"]) == (None, None)
     assert list(summary.report(tmp_path))[1] == "  after RL             1.000 (1.000 to 1.000)"
+
+
+@pytest.mark.parametrize(
+    ("earned", "order"),
+    [
+        ({10: [1, 0], 20: [1, 1], 30: [0, 0]}, [20, 10, 30]),
+        ({10: [1, 0], 20: [0, 1], 30: [0.4, 0.4]}, [10, 20, 30]),
+        ({10: [None, None], 20: [0, 0]}, [20]),
+        ({10: [1, None, None, None], 20: [0.5] * 4, 30: [0.75, 0.75, None, None]}, [30, 20]),
+    ],
+    ids=["by the mean", "of equals the earlier", "no mean", "scored of few tasks"],
+)
+def test_evaluations_are_ranked(earned, order):
+    results = [result("final", step, rewards) for step, rewards in earned.items()]
+    assert [best.step for best in ranked(results)] == order
+
+
+def test_the_evaluation_after_a_warm_start_replaces_the_one_before():
+    [best] = ranked([result("start", 0, [1, 1]), result("warm", 0, [0, 1])])
+    assert best.name == "warm"
+    assert HeldOut.from_json(best.to_json()) == best
 
 
 def test_the_progress_line_shows_what_is_computed_twice():

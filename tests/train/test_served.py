@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
+import signal
 import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -146,6 +148,101 @@ async def test_a_server_that_goes_away_ends_the_run_and_leaves_a_checkpoint(make
         await run(served_config(make_config, url, steps=4), resume=True)
     assert [metrics["step"] for metrics in steps(tmp_path / "run")] == [1, 2, 3, 4]
     assert all(metrics["logprob_diff_max"] < 1e-4 for metrics in steps(tmp_path / "run"))
+
+
+@pytest.fixture
+def own_server(tmp_path):
+    """The setting `engine` for a server that the run starts: agentrl's own, as a program."""
+    program = tmp_path / "python"
+    paths = os.pathsep.join(str(LAUNCH.parents[2] / part) for part in ("", "envs", "sandbox"))
+    launch = LAUNCH.with_name("agentrl_launch.py")
+    program.write_text(f'#!/bin/sh\nPYTHONPATH="{paths}" exec "{sys.executable}" "{launch}" "$@"\n')
+    program.chmod(0o755)
+    return {"kind": "sglang", "python": str(program)}
+
+
+def children(pid):
+    return [child for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
+
+
+def kill_server():
+    """End the server under this process's watchdog with SIGKILL, if it still runs."""
+    for child in children("self"):
+        if b"watchdog.py" in Path(f"/proc/{child}/cmdline").read_bytes():
+            for server in children(child):
+                os.kill(int(server), signal.SIGKILL)
+
+
+class KillsItsServer(Trainer):
+    """Ends the server when the fifth request of step 2 has come, and before the update for step 3."""
+
+    requests = 0
+
+    def _open_engine(self, renderer):
+        engine = super()._open_engine(renderer)
+        inner = getattr(engine, "engine", engine)
+        generate = inner.generate
+
+        async def killed(*args, **request):
+            self.requests += 1
+            if self.is_due():
+                kill_server()
+            return await generate(*args, **request)
+
+        inner.generate = killed
+        return engine
+
+    def is_due(self):
+        return self.requests == 5 and self.position.step == 1
+
+    async def step(self, step):
+        self.requests = 0
+        if step == 3:
+            kill_server()
+        return await super().step(step)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("staleness", [0, 1])
+async def test_a_run_survives_its_server(make_config, tmp_path, own_server, staleness):
+    console = Console(file=io.StringIO(), width=1000)
+    more = {"learning_rate": 0.05, "lr_warmup_steps": 0, "numerics": None, "staleness": staleness, **SMALL}
+    async with KillsItsServer(make_config(engine=own_server, steps=4, **more), console=console) as trainer:
+        await trainer.run()
+
+    found = steps(tmp_path / "run")
+    assert [metrics["step"] for metrics in found] == [1, 2, 3, 4]
+    assert sum(metrics["failed_episodes"] for metrics in found) == 0
+    assert console.file.getvalue().count("warning: SGLang ended with status 137; ") == 2
+    assert console.file.getvalue().count("; it is started again\n") == 2
+    if staleness == 0:
+        assert all(metrics["logprob_diff_max"] < 1e-4 for metrics in found), "the weights are the current ones"
+        assert [versions(tmp_path / "run", step) for step in (1, 2, 3, 4)] == [{"0"}, {"1"}, {"2"}, {"3"}]
+    else:
+        assert all(metrics["token_age_max"] <= 1 for metrics in found)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+async def test_a_run_whose_server_ends_again_and_again_ends(make_config, tmp_path, own_server, monkeypatch):
+    monkeypatch.setattr(trained, "_RESTARTS", 1)
+
+    class Kills(KillsItsServer):
+        def is_due(self):
+            if self.position.step == 1:
+                asyncio.get_running_loop().call_later(0.01, self.again)
+            return False
+
+        def again(self):
+            kill_server()
+            asyncio.get_running_loop().call_later(0.01, self.again)
+
+    config = make_config(engine=own_server, steps=3, **SMALL)
+    with pytest.raises(EngineLostError, match=r"^SGLang ended with status 137; the log .* ends: "):
+        await run(config, Kills)
+    assert [metrics["step"] for metrics in steps(tmp_path / "run")] == [1]
+    assert (tmp_path / "run" / "checkpoints" / "step_000001").exists()
 
 
 @pytest.mark.thorough

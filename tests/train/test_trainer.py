@@ -8,6 +8,7 @@ import sys
 import time
 from array import array
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -65,10 +66,13 @@ def test_a_run_leaves_all_it_promises(straight):
     run = config.out
     names = {path.name for path in run.iterdir()}
     promised = {"config.yaml", "metrics.jsonl", "summary.json", "bill.json", "reward.png"}
-    promised |= {"tensorboard"} if find_spec("tensorboardX") else set()
+    promised |= {"tensorboard", "tracker_id"} if find_spec("tensorboardX") else set()
     promised |= {"trajectories", "checkpoints", "model", "index", "imitation.jsonl", "journal.db"}
+    promised |= {"evaluations.jsonl", "best"}
     assert names == promised
-    assert {path.name for path in (run / "checkpoints").iterdir()} == {"step_000004", "step_000006"}
+    best = f"step_{summary.best['step']:06d}"
+    assert (run / "best").readlink() == Path("checkpoints") / best
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {"step_000004", "step_000006", best}
     metrics = lines(run)
     assert [line["step"] for line in metrics] == [1, 2, 3, 4, 5, 6]
     assert [line["step"] for line in metrics if "eval_reward_mean" in line] == [3]

@@ -20,6 +20,13 @@ class Toy(Env):
         return sum(token % 2 == 0 for token in sampled) / len(sampled) + self.task.label
 
 
+class Odd(Toy):
+    """The reward is the share of odd tokens. A model without weights says the token 0 alone."""
+
+    def score(self, trajectory):
+        return 1 + self.task.label - super().score(trajectory)
+
+
 class Uneven(Toy):
     """Every episode of a task of even number gets the same reward."""
 

@@ -202,4 +202,8 @@ def made_run(folder: Path, *, steps: int = STEPS, seed: int = 0, rate: float = 0
     else:
         summary = {"eval_start": 0.1, "eval_warm": 0.2, "eval_final": 0.75, "steps": steps}
         (folder / "summary.json").write_text(json.dumps(summary))
+        rows = [("start", 0, 0.1), ("warm", 0, 0.2), ("step_000002", 2, 0.8), ("final", steps, 0.75)]
+        text = "".join(json.dumps({"name": name, "step": step, "mean": mean}) + "\n" for name, step, mean in rows)
+        (folder / "evaluations.jsonl").write_text(text)
+        (folder / "best").symlink_to("checkpoints/step_000002")
     return folder

@@ -291,7 +291,7 @@ async def test_an_episode_without_its_tokens_has_no_link(browser, tmp_path):
             found = f"[...document.querySelectorAll({json.dumps(rows)})]"
             assert await browser.js(f"{found}.filter((e) => e.matches('a') || e.querySelector('a')).length") == 4
         unkept = "document.querySelector('.episodes span.unkept')"
-        assert await browser.js(f"{unkept}.title") == "its tokens are not kept; raise save_groups to keep more"
+        assert await browser.js(f"{unkept}.title") == "its tokens are not kept; raise keep.groups to keep more"
         await browser.visit("#/0/list", "list")
         await browser.click("td a.to")
         await browser.ready("episode")

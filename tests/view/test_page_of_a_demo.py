@@ -30,7 +30,7 @@ SHORT = (
     "prompts_per_step=4",
     "eval_tasks=8",
     "eval_every=2",
-    "save_groups=4",
+    "keep.groups=4",
 )
 SHOWN = ("mask_overlong=true", "kl_coef=0.01")
 """So that tokens are masked, and that the trainer reads groups of equal rewards."""

@@ -1,5 +1,5 @@
 """Read the rows of a data file. The name of the file gives the format: JSONL, a JSON list, CSV or Parquet, compressed
-or not."""
+or not. A folder, or a name on the Hub, is read by the library `datasets`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from agentrl._util.config_errors import check_file
 from agentrl.errors import ConfigError
+from agentrl.rollout.data.hub import HubRows, hub_bytes, hub_columns, hub_name, is_hub
 from agentrl.rollout.data.jsonl import parse_line, read_lines
 from agentrl.rollout.data.parquet import count_parquet, parquet_columns, read_parquet
 from agentrl.types import JSON
@@ -29,12 +30,15 @@ def read_rows(path: Path, remedy: str, columns: Sequence[str] | None = None) -> 
     """The number and content of each row of a data file. `remedy` is the advice in error messages. Raises ConfigError
     (`file:line: what and remedy`).
 
-    A name ends in .parquet, .csv, .tsv or .json (a list of rows, or JSONL). Any other file is JSONL. A further ending
-    .gz, .bz2, .xz or .zst gives the compression. Of Parquet and CSV, only the existing `columns` are read. A cell of
-    CSV is text, and an empty cell counts as missing.
+    A folder, or a name `hub:org/name`, is read by the library `datasets`. A file's name ends in .parquet, .csv, .tsv or
+    .json (a list of rows, or JSONL). Any other file is JSONL. A further ending .gz, .bz2, .xz or .zst gives the
+    compression. Of tables, only the existing `columns` are read. A cell of CSV is text, and an empty cell counts as
+    missing.
     """
     kind = _kind(path)
-    if kind == ".parquet":
+    if is_hub(path):
+        yield from enumerate(HubRows(path, columns), 1)
+    elif kind == ".parquet":
         yield from read_parquet(path, remedy, columns)
     elif kind == ".json" and _is_list(path, remedy):
         yield from _read_list(path, remedy)
@@ -55,9 +59,11 @@ def count_rows(path: Path, remedy: str) -> int:
 
 
 def column_names(path: Path, remedy: str) -> list[str] | None:
-    """The names of the columns of a Parquet or CSV file. None for other files. Raises ConfigError."""
-    kind = _kind(path)
-    if kind == ".parquet":
+    """The names of the columns of a data set of the Hub, of a folder, and of a Parquet or CSV file. None for other
+    files. Raises ConfigError."""
+    if is_hub(path):
+        return hub_columns(path)
+    if _kind(path) == ".parquet":
         return parquet_columns(path, remedy)
     if not is_text_table(path):
         return None
@@ -76,8 +82,21 @@ def is_text_table(path: Path) -> bool:
     return _kind(path) in _SEPARATORS
 
 
+def check_data(path: Path, remedy: str) -> None:
+    """Raises ConfigError if there is no data file at the path. A data set of the Hub is checked when it is read."""
+    if not is_hub(path):
+        check_file(path, remedy, "data file")
+
+
+def data_bytes(path: Path) -> int:
+    """The bytes of a data file, or of the rows of a data set. Raises ConfigError."""
+    return hub_bytes(path) if is_hub(path) else path.stat().st_size
+
+
 def plain_name(path: Path) -> str:
-    """The name of a file without the endings for format and compression."""
+    """The name of a file without the endings for format and compression, or of a data set."""
+    if is_hub(path):
+        return hub_name(path)
     return Path(path.stem).stem if is_packed(path) else path.stem
 
 

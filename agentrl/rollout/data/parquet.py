@@ -33,7 +33,7 @@ def read_parquet(path: Path, remedy: str, columns: Sequence[str] | None = None) 
         for batch in file.iter_batches(columns=selected):
             for row in batch.to_pylist(maps_as_pydicts="lossy"):
                 number += 1
-                yield number, _plain(row, f"{path}:{number}")
+                yield number, plain_row(row, f"{path}:{number}")
 
 
 def parquet_columns(path: Path, remedy: str) -> list[str]:
@@ -62,7 +62,8 @@ def _opened(path: Path, remedy: str) -> Iterator[Any]:
         raise ConfigError(f"{path}: not a readable Parquet file ({' '.join(str(exc).split())}); {remedy}") from exc
 
 
-def _plain(row: Any, where: str) -> JSON:
+def plain_row(row: Any, where: str) -> JSON:
+    """A row of Arrow as plain JSON, without the keys that have no value. Raises ConfigError."""
     try:
         return to_json(_without_nulls(row), "the row")
     except (TypeError, ValueError) as exc:

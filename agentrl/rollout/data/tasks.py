@@ -11,11 +11,11 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import overload
 
-from agentrl._util.config_errors import check_file
 from agentrl.env.factory import EnvFactory
 from agentrl.env.tools import normal_spec
 from agentrl.errors import ConfigError, did_you_mean
-from agentrl.rollout.data.data_files import column_names, is_text_table, plain_name, read_rows
+from agentrl.rollout.data.data_files import check_data, column_names, is_text_table, plain_name, read_rows
+from agentrl.rollout.data.hub import HubRows, is_hub
 from agentrl.rollout.data.own_tasks import Check, Split, makes_tasks, own_tasks
 from agentrl.rollout.data.row_files import RowFile
 from agentrl.types import JSON, Task
@@ -144,12 +144,13 @@ def load_tasks(
     error lists the other lines.
     """
     path = Path(path)
-    check_file(path, _REMEDY, "data file")
+    check_data(path, _REMEDY)
     tasks: list[Task] = []
     refusals: dict[int, ConfigError] = {}
+    name, of_text = plain_name(path), is_text_table(path)
     for number, row in read_rows(path, _REMEDY, _columns_to_read(path, columns)):
-        values = _of_cells(row) if is_text_table(path) else row
-        tasks.append(_task(values, f"{path}:{number}", f"{plain_name(path)}-{number}", split, None, columns))
+        values = _of_cells(row) if of_text else row
+        tasks.append(_task(values, f"{path}:{number}", f"{name}-{number}", split, None, columns))
         try:
             if check is not None:
                 check(tasks[-1])
@@ -188,11 +189,13 @@ class TaskFile(Sequence[Task]):
         columns: Columns | None = None,
         part: slice = slice(None),
     ) -> None:
-        check_file(path, _REMEDY, "data file")
-        self._rows = RowFile(path, _REMEDY, _columns_to_read(path, columns), part)
+        check_data(path, _REMEDY)
+        names = _columns_to_read(path, columns)
+        self._rows = HubRows(path, names, part) if is_hub(path) else RowFile(path, _REMEDY, names, part)
         if not self._rows:
             raise ConfigError(f'{path}: no task in it; write one JSON object a line, such as {{"prompt": "..."}}')
         self._split, self._check, self._columns = split, check, columns
+        self._name, self._of_text = plain_name(path), is_text_table(path)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -207,9 +210,8 @@ class TaskFile(Sequence[Task]):
         if isinstance(row, slice):
             return [self[index] for index in range(*row.indices(len(self)))]
         where = self._rows.where(row)
-        path, values = self._rows.path, self._rows[row]
-        values = _of_cells(values) if is_text_table(path) else values
-        name = f"{plain_name(path)}-{where.rpartition(':')[2]}"
+        values = _of_cells(self._rows[row]) if self._of_text else self._rows[row]
+        name = f"{self._name}-{where.rpartition(':')[2]}"
         return _task(values, where, name, self._split, self._check, self._columns)
 
     @property

@@ -10,7 +10,7 @@ export const tick = (o) => o.failure ? "!" : o.reward === undefined ? "?" : o.re
 
 /** An episode's link; only text if its tokens are not kept. */
 function link(s, [f, n, o], props, text, p = {}) {
-  return o.unkept ? h("span", {...props, class: `${props.class || ""} unkept`, title: "its tokens are not kept; raise save_groups to keep more"}, text) : h("a", {...props, href: address({s, view: "episode", f, n, p})}, text);
+  return o.unkept ? h("span", {...props, class: `${props.class || ""} unkept`, title: "its tokens are not kept; raise keep.groups to keep more"}, text) : h("a", {...props, href: address({s, view: "episode", f, n, p})}, text);
 }
 
 /** A table of episodes: [file, number, outline]. */
@@ -65,7 +65,7 @@ export async function stepView(ctx) {
 function keptOf(rows, now) {
   const kept = rows.filter((r) => !r[2].unkept).length;
   const groups = new Set(rows.map((r) => r[2].group)).size;
-  return kept < rows.length || rows.some((r) => r[2].offset !== undefined) ? `tokens of ${kept} of ${rows.length} episodes are kept (save_groups)` : `${groups} of ${num(now.groups)} groups are kept (save_groups)`;
+  return kept < rows.length || rows.some((r) => r[2].offset !== undefined) ? `tokens of ${kept} of ${rows.length} episodes are kept (keep.groups)` : `${groups} of ${num(now.groups)} groups are kept (save_groups)`;
 }
 
 function neighbours(ctx, f) {

@@ -39,6 +39,7 @@ function verdict(source, heldOut) {
   const items = [
     ["sampled reward", steps.length ? `${num(first)} \u2192 ${num(last)}` : "-", word],
     ["held out", heldOut.length ? heldOut.map(([, y]) => num(y)).join(" \u2192 ") : "not measured", heldOut.length ? `at step ${heldOut.map(([x]) => x).join(", ")}` : ""],
+    ...heldOut.filter(([x]) => source.best === `step_${String(x).padStart(6, "0")}`).map(([x, y]) => ["best", num(y), `at step ${x}, in the folder best`]),
     ["steps", num(steps.length), source.live ? "running" : source.summary ? "finished" : "not finished"],
     ["masked", share(masked, sum("sampled_tokens")), `of ${num(sum("sampled_tokens"))} sampled tokens`],
     ["no advantage", share(sum("zero_advantage_groups"), sum("groups")), "of all groups"],
@@ -48,12 +49,10 @@ function verdict(source, heldOut) {
   return h("section", {class: "verdict", "aria-label": "verdict"}, items.map(([name, value, beside]) => h("div", {}, h("span", {}, name), h("strong", {}, value), h("small", {}, beside))));
 }
 
+/** Step and mean of each evaluation. The last evaluation of a step counts: after a warm start, not before. */
 export function heldOutPoints(source) {
-  const found = source.metrics.filter((m) => Number.isFinite(m.eval_reward_mean)).map((m) => [m.step, m.eval_reward_mean]);
-  const s = source.summary, last = source.metrics.length ? source.metrics[source.metrics.length - 1].step : 0;
-  if (!s) return found;
-  const begin = Number.isFinite(s.eval_warm) ? s.eval_warm : s.eval_start;
-  return [...(Number.isFinite(begin) ? [[0, begin]] : []), ...found, ...(Number.isFinite(s.eval_final) ? [[last, s.eval_final]] : [])];
+  const means = new Map(source.evaluations.filter((e) => Number.isFinite(e.mean)).map((e) => [e.step, e.mean]));
+  return [...means].sort(([a], [b]) => a - b);
 }
 
 /** The step file of a step, or the one closest to it. */

@@ -23,6 +23,10 @@ _END_S = 15.0
 _POLL_S = 0.3
 
 
+class ServerGoneError(EngineLostError):
+    """The server has ended, or no longer answers."""
+
+
 class TrainingServer:
     """A server with its `control`, and with its process if agentrl has started the server.
 
@@ -66,12 +70,12 @@ class TrainingServer:
             self._watch = asyncio.create_task(wait())
 
     def check(self) -> None:
-        """Raises EngineLostError if the server has ended."""
+        """Raises ServerGoneError if the server has ended."""
         if self._process is not None and self._process.ended is not None:
-            raise EngineLostError(f"SGLang ended with status {self._process.ended}; {self._process.last_lines()}")
+            raise ServerGoneError(f"SGLang ended with status {self._process.ended}; {self._process.last_lines()}")
 
     async def told(self, command: Awaitable[None]) -> None:
-        """Await a command. Raises EngineError if the server refuses the command, and EngineLostError if the server is
+        """Await a command. Raises EngineError if the server refuses the command, and ServerGoneError if the server is
         gone."""
         try:
             await command
@@ -79,7 +83,7 @@ class TrainingServer:
             raise await self.judged(exc) from exc
 
     async def judged(self, error: EngineError) -> EngineError:
-        """The error itself if the server still exists, else an EngineLostError."""
+        """The error itself if the server still exists, else a ServerGoneError."""
         if isinstance(error, RequestError):
             return error
         deadline = time.monotonic() + _END_S
@@ -89,9 +93,9 @@ class TrainingServer:
                 if await self.control.answers():
                     return error
                 await asyncio.sleep(_POLL_S)
-        except EngineLostError as lost:
-            return lost
-        return EngineLostError(f"SGLang at {self.control.url} no longer answers ({error})")
+        except ServerGoneError as gone:
+            return gone
+        return ServerGoneError(f"SGLang at {self.control.url} no longer answers ({error})")
 
     async def close(self) -> None:
         """End the server if agentrl has started it. Safe to call twice."""

@@ -21,7 +21,7 @@ from agentrl.engine.sglang.training import weights
 from agentrl.engine.sglang.training.control import ServerControl
 from agentrl.engine.sglang.training.flags import Launch, read_args, variables
 from agentrl.engine.sglang.training.process import ProcessSettings, check_interpreter
-from agentrl.engine.sglang.training.served import TrainingServer
+from agentrl.engine.sglang.training.served import ServerGoneError, TrainingServer
 from agentrl.engine.sglang.training.suitable import check_suitable
 from agentrl.engine.table import TrainingParts
 from agentrl.errors import ConfigError, EngineError, EngineLostError, RequestError
@@ -35,6 +35,9 @@ _WEIGHTS, _CACHE = "weights", "kv_cache"
 _RETRY_S = 3.0
 """Seconds during which requests to a server on this host are repeated. More would only delay the report that the server
 is gone."""
+_RESTARTS = 3
+"""How many times a server is started again before the next update. A request that ends every server must end the
+run."""
 ALONE_SHARE, BESIDE_SHARE = 0.88, 0.5
 """The share of a GPU's free memory that the engine takes. ALONE_SHARE: for an engine that sleeps while the trainer
 learns. BESIDE_SHARE: for an engine that does not sleep."""
@@ -48,7 +51,8 @@ class TrainedSGLang(AsyncClosing):
 
     `url` is the address of a running server. Without `url` agentrl starts a server with `python`, an interpreter with
     SGLang (default: this interpreter), and with your own flags `args`. The server ends with the run, even if the run is
-    killed. The log is `engine.log` in the run folder. `start_s`: the most seconds for the server to come up.
+    killed. If the server ends earlier, it is started again with the weights of the last update, and the requests are
+    repeated. The log is `engine.log` in the run folder. `start_s`: the most seconds for the server to come up.
 
     `route`: what is sent at an update. `adapter`: only the LoRA adapter. `disk`: the whole model. The default depends
     on the model. `sleep`: whether the server releases memory while the trainer learns. auto: true on a GPU, if agentrl
@@ -94,6 +98,11 @@ class TrainedSGLang(AsyncClosing):
         self.scratch: Path | None = None
         self._version: str | None = None
         """The version of the server's weights; None before the first update."""
+        self._last: tuple[str, Path | None] | None = None
+        """The last update: the version, and the folder of the weights if they are kept."""
+        self._restart: asyncio.Task[None] | None = None
+        self._restarts = 0
+        """The number of restarts since the last update."""
         self._asleep: list[str] = []
         """The tags of the memory that the server has released."""
         self._name = ""
@@ -111,9 +120,27 @@ class TrainedSGLang(AsyncClosing):
         self, input_ids: Sequence[int], sampling_params: SamplingParams, **request: Unpack[RequestFields]
     ) -> Generation:
         """Continue `input_ids`; see `Engine.generate`. Raises EngineLostError if the server is gone for good."""
-        server, client, version = self._server, self._client, self._version
-        if server is None or client is None or version is None or self._asleep:
-            raise EngineError("SGLang has no weights yet: a trainer wakes and updates it before episodes are played")
+        while True:
+            await self._restarted()
+            server, client, version = self._server, self._client, self._version
+            if server is None or client is None or version is None or self._asleep:
+                raise EngineError(
+                    "SGLang has no weights yet: a trainer wakes and updates it before episodes are played"
+                )
+            try:
+                return await self._generated(server, client, version, input_ids, sampling_params, request)
+            except ServerGoneError as gone:
+                await self._replaced(server, gone)
+
+    async def _generated(
+        self,
+        server: TrainingServer,
+        client: SGLangEngine,
+        version: str,
+        input_ids: Sequence[int],
+        sampling_params: SamplingParams,
+        request: RequestFields,
+    ) -> Generation:
         try:
             generation = await client.generate(input_ids, sampling_params, **request)
         except RequestError as exc:
@@ -155,31 +182,50 @@ class TrainedSGLang(AsyncClosing):
         _, server = await self._started()
         if _WEIGHTS in self._asleep:
             _free_cached_memory()
-            await server.told(server.control.resume([_WEIGHTS]))
-            self._asleep.remove(_WEIGHTS)
+            try:
+                await server.told(server.control.resume([_WEIGHTS]))
+                self._asleep.remove(_WEIGHTS)
+            except ServerGoneError as gone:
+                await self._replaced(server, gone)
 
     async def update(self, model: Any, version: str) -> None:
         """Write the weights to a new folder, and let the server load the folder; see `TrainedEngine.update`."""
-        client, server = await self._started()
+        _, server = await self._started()
         self._version, self._updates = None, self._updates + 1
         folder = self._new_folder(model)
         if self._adapter is None:
             weights.save_whole(model, self._tokenizer, folder, self._vision)
-            await server.told(server.control.update_from_disk(str(folder), version))
-            shutil.rmtree(folder)
         else:
-            await self._update_adapter(client, server, model, folder)
+            save_adapter(model, folder)
+        try:
+            await self._load(folder, version)
+        except ServerGoneError as gone:
+            await self._replaced(server, gone)
+            await self._load(folder, version)
+        if self._last is not None and self._last[1] is not None and self._adapter is None:
+            shutil.rmtree(self._last[1], ignore_errors=True)
+        kept = self._training.own_weights or self._adapter is not None  # the learner's weights may change meanwhile
+        self._last, self._restarts = (version, folder if kept else None), 0
+        if not kept:
+            shutil.rmtree(folder)
+
+    async def _load(self, folder: Path, version: str) -> None:
+        """Let the server load a folder of weights, and take back the memory for the cache."""
+        client, server = await self._started()
+        if self._adapter is None:
+            await server.told(server.control.update_from_disk(str(folder), version))
+        else:
+            await self._load_adapter(client, server, folder)
         if _CACHE in self._asleep:
             await server.told(server.control.resume([_CACHE]))
             self._asleep.remove(_CACHE)
         self._version = version
 
-    async def _update_adapter(self, client: SGLangEngine, server: TrainingServer, model: Any, folder: Path) -> None:
+    async def _load_adapter(self, client: SGLangEngine, server: TrainingServer, folder: Path) -> None:
         """Load the adapter under a new name, use this name in every request, and unload the previous adapter.
 
         Without a name in the request, the base model would respond, without any sign of the mistake.
         """
-        save_adapter(model, folder)
         before, name = self._name, folder.name
         await server.told(server.control.load_adapter(name, str(folder)))
         self._name, client.extra = name, {"lora_path": name}
@@ -196,9 +242,13 @@ class TrainedSGLang(AsyncClosing):
         server = self._server
         if self._sleeps and server is not None and not self._asleep:
             self._version = None
-            await server.told(server.control.until_idle())
-            self._asleep = [_CACHE, _WEIGHTS]
-            await server.told(server.control.release(self._asleep))
+            try:
+                await server.told(server.control.until_idle())
+                self._asleep = [_CACHE, _WEIGHTS]
+                await server.told(server.control.release(self._asleep))
+            except ServerGoneError as gone:
+                await self._replaced(server, gone)
+                await self.sleep()
 
     def _new_folder(self, model: Any) -> Path:
         """A new folder, with a name that this server has not seen."""
@@ -214,6 +264,7 @@ class TrainedSGLang(AsyncClosing):
 
     async def _started(self) -> tuple[SGLangEngine, TrainingServer]:
         """The client and the server. On first use, the server is started or checked. Raises ConfigError."""
+        await self._restarted()
         if self._client is None or self._server is None:
             server = await (self._launch() if self._url is None else self._attach(self._url))
             vocab_size = self._model.config.get_text_config().vocab_size
@@ -221,6 +272,37 @@ class TrainedSGLang(AsyncClosing):
             server.when_it_ends(self._client.let_go)
             self._server = server
         return self._client, self._server
+
+    async def _replaced(self, server: TrainingServer, gone: ServerGoneError) -> None:
+        """Wait until a new server has the weights of the last update. Raises EngineLostError if the run must end."""
+        if self._server is server and (self._restart is None or self._restart.done()):
+            self._restart = asyncio.create_task(self._replace(gone))
+        await self._restarted()
+
+    async def _restarted(self) -> None:
+        """Wait for a restart in progress. The end of the waiting request does not end the restart."""
+        if self._restart is not None and asyncio.current_task() is not self._restart:
+            await asyncio.shield(self._restart)
+
+    async def _replace(self, gone: ServerGoneError) -> None:
+        self._restarts += 1
+        if self._url is not None or self._restarts > _RESTARTS:
+            raise gone
+        self._training.say(f"warning: {gone}; it is started again")
+        await self._end_server()
+        try:
+            await self._started()
+            version, folder = self._last or (None, None)
+            if version is not None and folder is not None:
+                await self._load(folder, version)
+            elif version is not None:  # the learner rests, and its weights are those of the last update
+                self._updates += 1
+                folder = self._new_folder(self._model)
+                weights.save_whole(self._model, self._tokenizer, folder, self._vision)
+                await self._load(folder, version)
+                shutil.rmtree(folder)
+        except ConfigError as exc:
+            raise EngineLostError(f"{gone}, and it did not start again: {exc}") from exc
 
     async def _attach(self, url: str) -> TrainingServer:
         server = TrainingServer(ServerControl(url))
@@ -277,11 +359,19 @@ class TrainedSGLang(AsyncClosing):
 
     async def close(self) -> None:
         """End the server if agentrl has started it, and remove the written files. Safe to call twice."""
+        if self._restart is not None:
+            self._restart.cancel()
+            await asyncio.wait([self._restart])
+        await self._end_server()
+        if self.scratch is not None:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+
+    async def _end_server(self) -> None:
         for part in (self._client, self._server):
             if part is not None:
                 await part.close()
-        if self.scratch is not None:
-            shutil.rmtree(self.scratch, ignore_errors=True)
+        self._client = self._server = None
+        self._name, self._asleep = "", []
 
 
 def _check_route(route: str | None, adapter: weights.Adapter | None) -> None:
