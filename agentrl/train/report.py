@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -56,10 +57,9 @@ class Summary:
     def of(
         cls, results: Sequence[HeldOut], best: HeldOut | None, metrics: Sequence[Mapping[str, Any]], bill: Bill
     ) -> Summary:
-        masked: dict[str, int] = {}
+        masked: Counter[str] = Counter()
         for line in metrics:
-            for reason, tokens in line["masked_tokens"].items():
-                masked[reason] = masked.get(reason, 0) + tokens
+            masked.update(line["masked_tokens"])
         scores = {f"eval_{result.name}": result.score for result in results if result.name in _NAMED}
         means = {f"eval_{name}": None for name in _NAMED} | {name: score.mean for name, score in scores.items()}
         return cls(
@@ -69,8 +69,7 @@ class Summary:
             },
             eval_tasks=results[-1].score.tasks if results else 0,
             best=None if best is None else best.to_json(),
-            reward_first=metrics[0]["reward_mean"] if metrics else None,
-            reward_last=metrics[-1]["reward_mean"] if metrics else None,
+            **_rewards(metrics),
             failed={
                 **{name: score.failed for name, score in scores.items()},
                 **{f"reward_{name}": line["failed_episodes"] for name, line in _first_and_last(metrics)},
@@ -79,7 +78,7 @@ class Summary:
             seconds=round(bill.seconds, 1),
             sampled_tokens=sum(line["sampled_tokens"] for line in metrics),
             trained_tokens=sum(line["trained_tokens"] for line in metrics),
-            masked_tokens=masked,
+            masked_tokens=dict(masked),
             bill=bill.to_json(),
         )
 
@@ -127,6 +126,11 @@ class Summary:
 
 def _first_and_last(metrics: Sequence[Mapping[str, Any]]) -> Sequence[tuple[str, Mapping[str, Any]]]:
     return [("first", metrics[0]), ("last", metrics[-1])] if metrics else []
+
+
+def _rewards(metrics: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    rewards = {f"reward_{name}": line["reward_mean"] for name, line in _first_and_last(metrics)}
+    return {"reward_first": None, "reward_last": None} | rewards
 
 
 @dataclass(slots=True)
