@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import json
 import os
 
@@ -13,7 +14,6 @@ pytest.importorskip("tantivy", reason="tantivy is not installed")
 
 from agentrl.cli import app
 from agentrl_envs.search_r1.retrieval import building
-from agentrl_envs.search_r1.retrieval import index as index_module
 from agentrl_envs.search_r1.retrieval.server import bind
 
 
@@ -73,7 +73,8 @@ def test_without_tantivy_and_on_a_full_disk_it_says_what_to_do(corpus, monkeypat
     assert ended.stderr.endswith(
         f"error: No space left on device: {corpus}; free some space; no index was made; run the command again\n"
     )
-    monkeypatch.setattr(index_module.importlib.util, "find_spec", lambda name: None)
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "tantivy" else find_spec(name))
     ended = index(corpus)
     assert ended.exit_code == 2
     assert "pip install -e sandbox -e 'envs[search]'" in ended.stderr
