@@ -87,7 +87,8 @@ def check_name(model: str) -> None:
     if model in NAMES or Path(model).is_dir() or _may_be_on_hub(model):
         return
     if _RUN.match(model):
-        raise ConfigError(f"there is no folder {model}; name a run's folder, or make one: agentrl train --out {model}")
+        run = model.removesuffix("/best")  # the link to a run's best weights
+        raise ConfigError(f"there is no folder {model}; name a run's folder, or make one: agentrl train --out {run}")
     use = "; use {}, the folder of a run or of a Hugging Face model, or a name on the Hub, such as Qwen/Qwen3-0.6B"
     raise ConfigError(f"unknown model {model!r}{did_you_mean(model, NAMES, use)}")
 

@@ -102,9 +102,12 @@ def test_a_path_never_reaches_the_hub(hub: FakeHub, path: str) -> None:
     assert not hub.asked
 
 
-@pytest.mark.parametrize("path", ["./runs/x", "runs/frist", "runs/a b", "run/x"])
+@pytest.mark.parametrize("path", ["./runs/x", "runs/frist", "runs/a b", "run/x", "runs/x/best"])
 def test_a_run_that_is_not_there_is_no_name_on_the_hub(hub: FakeHub, path: str) -> None:
-    assert f"there is no folder {path}; name a run's folder, or make one" in refused(path)
+    folder = path.removesuffix("/best")
+    assert refused(path).endswith(
+        f"there is no folder {path}; name a run's folder, or make one: agentrl train --out {folder}"
+    )
     assert not hub.asked
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import socket
+import subprocess
+import sys
 import tempfile
 from types import SimpleNamespace
 
 import pytest
 
 from agentrl.rehearse.standins import events, stages
+from tests.rehearse.calling import hooked
 
 
 @pytest.fixture(autouse=True)
@@ -165,3 +169,23 @@ def test_the_hooks_reach_rays_workers(folder):
     assert ("conversion", "error", 7) in short(folder)
 
     assert {event["pid"] for event in events.read(folder)} != {os.getpid()}
+
+
+_ROUTER = """
+import sys
+from sglang_router.launch_router import RouterArgs, launch_router
+try:
+    launch_router(RouterArgs(host="127.0.0.1", port=int(sys.argv[1])))
+except Exception:
+    pass  # as run_router of slime does
+"""
+
+
+def test_a_busy_port_is_an_error_of_the_router(tmp_path):
+    pytest.importorskip("sglang_router")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        words = [sys.executable, "-c", _ROUTER, str(server.getsockname()[1])]
+        subprocess.run(words, env=hooked(tmp_path), check=True, capture_output=True, timeout=100)
+    (error,) = (event for event in events.read(tmp_path) if event["event"] == "error")
+    assert error["stage"] == "router"
+    assert "in use" in error["error"]

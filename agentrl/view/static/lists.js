@@ -65,7 +65,7 @@ export async function stepView(ctx) {
 function keptOf(rows, now) {
   const kept = rows.filter((r) => !r[2].unkept).length;
   const groups = new Set(rows.map((r) => r[2].group)).size;
-  return kept < rows.length || rows.some((r) => r[2].offset !== undefined) ? `tokens of ${kept} of ${rows.length} episodes are kept (keep.groups)` : `${groups} of ${num(now.groups)} groups are kept (save_groups)`;
+  return kept < rows.length || rows.some((r) => r[2].offset !== undefined) ? `tokens of ${kept} of ${rows.length} episodes are kept (keep.groups)` : `${groups} of ${num(now.groups)} groups are kept (keep.groups)`;
 }
 
 function neighbours(ctx, f) {
