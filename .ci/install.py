@@ -25,7 +25,7 @@ SETTINGS = {
 }
 """A key of pip's configuration -> uv's environment variable."""
 LARGE = re.compile(r"\s*(?:Downloading|Using cached) (.*\d ?Mi?B\))")
-LAST = re.compile(r"Installing collected packages|Installed \d+ packages.*")
+LAST = re.compile(r"Installing collected packages|Installed \d+ packages?.*")
 
 
 def main() -> None:
