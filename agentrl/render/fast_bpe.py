@@ -107,10 +107,7 @@ def fast_encoder_of(tokenizer: Any) -> Encode:
     reference, setting = encoder_of(tokenizer), _setting()
     if setting == "off" or not encodes_directly(tokenizer) or tokenizer.split_special_tokens:
         return reference
-    installed = find_spec("fastokens") is not None
-    if setting and not installed:
-        raise ConfigError(f"{VARIABLE} is on, but fastokens is not installed: pip install fastokens")
-    if not setting and (len(tokenizer) < _SMALL or not installed):
+    if not _is_worth_it(tokenizer, setting):
         return reference
     bpe = BPES.get(tokenizer)
     if bpe is None or bpe.size != _size(tokenizer) or (setting and bpe.patience > 0):
@@ -119,6 +116,13 @@ def fast_encoder_of(tokenizer: Any) -> Encode:
         if setting:
             _load(bpe, tokenizer)
     return _with_comparisons(tokenizer, reference, bpe)
+
+
+def _is_worth_it(tokenizer: Any, setting: str) -> bool:
+    installed = find_spec("fastokens") is not None
+    if setting and not installed:
+        raise ConfigError(f"{VARIABLE} is on, but fastokens is not installed: pip install fastokens")
+    return bool(setting) or (installed and len(tokenizer) >= _SMALL)
 
 
 def _with_comparisons(tokenizer: Any, reference: Encode, bpe: FastBpe) -> Encode:

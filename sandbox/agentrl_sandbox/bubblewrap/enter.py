@@ -28,15 +28,15 @@ _SYS_SETNS = {"x86_64": 308, "aarch64": 268}
 _CAPSET_VERSION = 0x20080522
 
 
-class _Int(_ctypes._SimpleCData):
+class _Int(_ctypes._SimpleCData):  # type: ignore[type-arg]
     _type_ = "i"
 
 
-class _Short(_ctypes._SimpleCData):
+class _Short(_ctypes._SimpleCData):  # type: ignore[type-arg]
     _type_ = "H"
 
 
-class _Bytes(_ctypes._SimpleCData):
+class _Bytes(_ctypes._SimpleCData):  # type: ignore[type-arg]
     _type_ = "z"
 
 
@@ -51,7 +51,7 @@ class _Filter(_ctypes.Structure):
     _fields_ = [("length", _Short), ("program", _Bytes)]  # noqa: RUF012 - the form that ctypes wants
 
 
-_LIBC = _ctypes.dlopen(None, 0)
+_LIBC = _ctypes.dlopen(None, 0)  # type: ignore[arg-type]
 
 
 def _function(name: str) -> Any:
