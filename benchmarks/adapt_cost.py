@@ -203,8 +203,19 @@ async def contenders(model: Path) -> list[Contender]:
             lambda: loops.verifiers(script),
         ),
     }
-    peers = [Contender(name, None if why else make(), why) for name, (why, make) in makers.items()]
-    return [*listed, *peers]
+    return [*listed, *[await peer(name, why, make) for name, (why, make) in makers.items()]]
+
+
+async def peer(name: str, why: str, make: Callable[[], Group]) -> Contender:
+    """A peer's loop, if the loop is installed and plays an episode of three turns."""
+    if why:
+        return Contender(name, missing=why)
+    try:
+        group = make()
+        await group(["Which river?"], 3)
+    except Exception as exc:  # noqa: BLE001 - the boundary of another library, of any version
+        return Contender(name, missing=f"fails with this version: {type(exc).__name__}: {exc}")
+    return Contender(name, group)
 
 
 @contextmanager

@@ -226,7 +226,7 @@ def verifiers(script: Script) -> Group:
         return next(script.results)
 
     def body(tokens: Sequence[int]) -> bytes:
-        scored = {"content": [{"logprob": -0.5} for _ in tokens]}
+        scored = {"content": [{"token": f"token_id:{token}", "logprob": -0.5} for token in tokens]}
         return json.dumps(
             {"choices": [{"token_ids": tokens, "logprobs": scored, "finish_reason": "stop"}], "request_id": "r"}
         ).encode()
