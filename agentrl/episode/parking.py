@@ -199,7 +199,8 @@ class Parking:
         """Mark an episode as ended. With `parked`, the ended episode is kept for `seconds`, in case this process dies
         before the host has the result."""
         if parked is None:
-            removed = await asyncio.to_thread(self.saved.remove, key)
+            # most episodes have no file, and a thread costs a tenth of a short episode
+            removed = self.saved.plays(key) and await asyncio.to_thread(self.saved.remove, key)
             self._forget(key, needed=self.saved.shared and not removed)
             return
         await self.save(key, parked, seconds, "ended")
@@ -207,7 +208,8 @@ class Parking:
 
     async def give_back(self, key: str) -> None:
         """Allow any process to take an episode of this process, in the last saved state."""
-        await asyncio.to_thread(self.saved.give_back, key)
+        if self.saved.plays(key):
+            await asyncio.to_thread(self.saved.give_back, key)
         self._forget(key, needed=self.saved.shared)  # otherwise no file holds the machine
 
     def note(self, name: str, ticket: Mapping[str, JSON], seconds: float) -> None:

@@ -224,3 +224,11 @@ def test_threads_that_come_first_share_one_folder(monkeypatch):
     with ThreadPoolExecutor(4) as pool:
         folders = set(pool.map(lambda parking: parking.saved.folder, [Parking() for _ in range(4)]))
     assert len(folders) == len(made) == 1
+
+
+async def test_the_end_of_an_episode_without_a_file_needs_no_thread(tmp_path, monkeypatch):
+    """As the end of nearly every episode is."""
+    place = Parking(str(tmp_path))
+    monkeypatch.setattr(asyncio, "to_thread", lambda *_: pytest.fail("a thread"))
+    await place.ended(place.key("a session"))
+    await place.give_back(place.key("a session"))
