@@ -268,6 +268,4 @@ def _tokens_before(root: Trajectory, turn: int) -> list[int]:
 
 def _messages_before(root: Trajectory, turn: int) -> list[Any]:
     """The messages of the root before its turn number `turn`."""
-    replies = [place for place, message in enumerate(root.messages) if message.get("role") == "assistant"]
-    sampled = replies[len(replies) - len(root.actions) :]  # the prompt may hold earlier replies
-    return list(root.messages[: sampled[turn]])
+    return list(root.messages[: root.replies[turn]])
