@@ -340,8 +340,11 @@ class Episode:
         asked = Raw(request) if isinstance(before_next, Raw) else request
         before_next = joined(before_next, asked, self.talk.renderer.certificate.capabilities)
         stop = await self.talk.observe_aside(before_next)
+        segment = self.state.trajectory.segment
         if stop is None:
-            self.state.trajectory.segment.request = request
+            segment.request = request
+        else:
+            self.state.trajectory.info["no_room_for_summary"] = segment.length
         return stop
 
     async def _summary_request(self) -> str:

@@ -249,8 +249,10 @@ def _check(rollout: Rollout) -> None:
             f"{cls.__name__} cannot branch: write snapshot and restore, or set deterministic = True if the same "
             "actions always get the same answers"
         )
-    if rollout.options.thinking == "strip":
-        raise ConfigError('an episode with thinking "strip" cannot branch: its turns are read in several prompts')
+    if rollout.options.thinking == "strip" or rollout.options.limits.compact_at:
+        raise ConfigError(
+            'an episode with thinking "strip" or limits.compact_at cannot branch: its turns are read in several prompts'
+        )
 
 
 def _left(options: EpisodeOptions, root: Trajectory, turn: int) -> EpisodeOptions:
