@@ -5,6 +5,7 @@ Tests that read the repository are played in the unpacked sdist of agentrl-sdk, 
 
     python .ci/packaging.py              sdists and wheels, on the Python of this script
     python .ci/packaging.py --pythons    wheels, on each Python of VERSIONS that this machine has
+    python .ci/packaging.py --build DIST sdists and wheels, written to the folder DIST
 """
 
 from __future__ import annotations
@@ -167,6 +168,9 @@ def main() -> None:
         sdists, wheels = built["sdist"], built["wheel"]
         for package, wheel in wheels.items():
             look_into(package, wheel)
+        if sys.argv[1:2] == ["--build"]:
+            shutil.copytree(folder / "dist", sys.argv[2], dirs_exist_ok=True)
+            return
         if sys.argv[1:] == ["--pythons"]:
             test_pythons(wheels, sdists, folder)
             return

@@ -135,4 +135,4 @@ def needs_torch() -> Iterator[None]:
     except ModuleNotFoundError as exc:
         if exc.name not in ("torch", "safetensors", "accelerate"):
             raise
-        raise ConfigError(f"{exc.name} is not installed; in agentrl's folder: pip install -e '.[train]'") from exc
+        raise ConfigError(f"{exc.name} is not installed: pip install 'agentrl-sdk[train]'") from exc

@@ -99,10 +99,10 @@ class Conversation:
         """Ask the engine for the maximum length of a sequence. Call this method first."""
         with at_boundary("engine"):
             self.context = self.options.limits.context or await self.engine.context_length()
-        if (self.options.limits.compact_at or 0) >= self.context:
+        if (compact_at := self.options.limits.compact_at or 0) >= self.context:
             raise ConfigError(
-                f"limits.compact_at is {self.options.limits.compact_at}, and the context ends at {self.context} tokens: "
-                "a summary would come too late; lower it"
+                f"limits.compact_at is {compact_at}, and the context ends at {self.context} tokens: a summary would "
+                "come too late; lower it"
             )
 
     def use_tools(self, tools: Sequence[ToolSpec]) -> None:

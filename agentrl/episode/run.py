@@ -259,7 +259,7 @@ class Episode:
     async def step(self, action: Action) -> StopReason | None:
         """Call the Env's step for an action, and append its observation if another turn follows. Return the reason to
         stop, if any."""
-        env, state, trajectory, policy = self.env, self.state, self.state.trajectory, self.policy
+        env, state, trajectory = self.env, self.state, self.state.trajectory
         turn, started = trajectory.segment.turns[-1], time.monotonic()
         if turn.summary:
             return await self._begin_again(action)
@@ -357,7 +357,9 @@ class Episode:
         with at_boundary("step", hook=env.ask_summary):
             request: str = await runtime(env).hook(env.ask_summary, trajectory, timeout=limits.step_s)
             if not isinstance(request, str):
-                raise TypeError(f"{type(env).__name__}.ask_summary returned {request!r:.80}; return text, or an empty text")
+                raise TypeError(
+                    f"{type(env).__name__}.ask_summary returned {request!r:.80}; return text, or an empty text"
+                )
             return text(request)
 
     @property

@@ -25,9 +25,10 @@ async def adapt(args: Any, sample: Any, sampling_params: dict[str, Any], evaluat
     """Play an episode for slime, and write its result into `sample`, however the episode ends.
 
     An aborted sample continues where it stopped if the saved state of its episode still exists. If the environment
-    fails, the sample is masked and removed, with the cause in metadata["agentrl"]. Under `thinking: strip` or `limits.compact_at`, and for an
-    AgentEnv where slime's flags allow lists, training gets a list with a sample for each segment. An aborted episode is
-    a single sample, which slime can send again. `args` and `sampling_params` are not changed.
+    fails, the sample is masked and removed, with the cause in metadata["agentrl"]. Under `thinking: strip` or
+    `limits.compact_at`, and for an AgentEnv where slime's flags allow lists, training gets a list with a sample for
+    each segment. An aborted episode is a single sample, which slime can send again. `args` and `sampling_params` are
+    not changed.
 
     Raises ConfigError and TemplateError, which would break every sample, and passes on cancellation. Some rollouts
     swallow exceptions. So after an error each sample carries the error, and ends the run (see `fatal`).

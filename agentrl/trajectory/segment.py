@@ -31,6 +31,7 @@ from agentrl.types import JSON, Action, Generation, Rendered, RenderedImage, Too
 
 T = TypeVar("T")
 
+
 class Segment:
     """Tokens of one sequence. Only the `append_*`, `mask*` and `drop_prompt` methods change a segment. The number of a
     turn is its index within the segment, from 0."""

@@ -174,10 +174,10 @@ class Trajectory:
 
         A prompt may hold assistant messages, too, which precede the model's messages.
         """
-        places, said = list[int](), dict[int, int]()
+        places, counts = list[int](), dict[int, int]()
         for segment in self.segments:
-            said[segment.first_message] = said.get(segment.first_message, 0) + len(segment.said)
-        for (first, count), stop in zip(said.items(), [*said, len(self.messages)][1:], strict=True):
+            counts[segment.first_message] = counts.get(segment.first_message, 0) + len(segment.said)
+        for (first, count), stop in zip(counts.items(), [*counts, len(self.messages)][1:], strict=True):
             replies = [i for i in range(first, stop) if self.messages[i].get("role") == "assistant"]
             places += replies[len(replies) - count :]
         return places
@@ -203,10 +203,10 @@ class Trajectory:
         for segment in reversed(self.segments):
             masked = "undelivered" in segment.ledger.masked  # usually not, and then no span is read
             lost = {span.turn for span in segment.spans if span.masked == "undelivered"} if masked else ()
-            said = [(turn, action) for turn, action in enumerate(segment.said) if not segment.turns[turn].summary]
-            got = [pair for pair in said if pair[0] not in lost]
-            if actions := got or said:
-                return actions[-1][1]
+            answers = [(turn, action) for turn, action in enumerate(segment.said) if not segment.turns[turn].summary]
+            received = [action for turn, action in answers if turn not in lost]
+            if actions := received or [action for _, action in answers]:
+                return actions[-1]
         return None
 
     @property
@@ -344,9 +344,7 @@ class Trajectory:
         self.messages.extend(messages)
         self.unread += len(messages)
 
-    def begin_segment(
-        self, rendered: Rendered, messages: Sequence[Message] = (), *, summarized: bool = False
-    ) -> None:
+    def begin_segment(self, rendered: Rendered, messages: Sequence[Message] = (), *, summarized: bool = False) -> None:
         """Continue in a new segment with another prompt. The segment so far is trained unchanged.
 
         `rendered` is the whole next prompt. Earlier turns in the prompt are not trained again. `summarized`: the prompt

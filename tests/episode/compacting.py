@@ -64,6 +64,13 @@ class Short(Corridor):
     rooms = 12
 
 
+class Numbered(Corridor):
+    """The reward is the sample's number, which a host writes into the metadata."""
+
+    def score(self, trajectory: Any) -> float:
+        return super().score(trajectory) * (1.0 + self.task.metadata["number"])
+
+
 class ShortSaved(Saved):
     rooms = 12
 
@@ -106,6 +113,7 @@ class Walker(ScriptedEngine):
         self.renderer, self.say = renderer, say
         self.log: list[tuple[list[int], list[int], list[float]]] = []
         """For each request: the input ids, the sampled tokens, their log-probs."""
+        self.by_session: dict[str, list[tuple[list[int], list[int], list[float]]]] = {}
 
     def _turn(self, ids: Sequence[int]) -> Generation:
         text = self.renderer.decode(ids)
@@ -120,6 +128,7 @@ class Walker(ScriptedEngine):
     async def generate(self, input_ids: Any, sampling_params: Any, **request: Any) -> Generation:
         generation = await super().generate(input_ids, sampling_params, **request)
         self.log.append(([*input_ids], [*generation.tokens], [*generation.log_probs]))
+        self.by_session.setdefault(request.get("session_id", ""), []).append(self.log[-1])
         return generation
 
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from agentrl import ConfigError, Env, Limits, Raw, StepResult, StopReason, Task, run_episode, tool
+from agentrl import ConfigError, Env, Limits, Raw, StepResult, StopReason, Task, run_episode
 from agentrl.chat.client import ScriptedSpeaker
 from agentrl.chat.engine import ChatEngine
 from agentrl.engine import ScriptedEngine
@@ -131,7 +131,8 @@ async def test_an_abort_in_the_middle_of_a_summary(renderer, env):
     engine.cut, engine.on_cut = number, partial(setattr, host, "flag", True)
     first = await host.play()
     assert first.stop is StopReason.ABORTED
-    assert first.segment.open and first.turns[-1].summary
+    assert first.segment.open
+    assert first.turns[-1].summary
     assert Trajectory.from_json(json.loads(json.dumps(first.to_json()))).segment.request == REQUEST
     assert picture(await host.resume()) == picture(whole)
     assert len(engine.requests) == len(plain.requests) + 1
@@ -321,7 +322,9 @@ async def test_raw_text(renderer):
     t, _ = await play(renderer, RawWords(), limits, ScriptedEngine(script, renderer))
     assert (t.stop, t.reward) == (StopReason.DONE, 12.0)
     assert t.summaries == len(t.segments) - 1 > 0
-    refused, _ = await play(renderer, RawWords(), limits, ScriptedEngine(script, renderer), Task(prompt="x", label="raw"))
+    refused, _ = await play(
+        renderer, RawWords(), limits, ScriptedEngine(script, renderer), Task(prompt="x", label="raw")
+    )
     assert "write after_summary(trajectory, summary), which returns Raw" in refused.failure.error
 
 
@@ -357,7 +360,7 @@ async def test_a_player_never_reads_the_request(renderer):
     t = await rollout(
         Short(), TASK, player(TASK), renderer=renderer, limits=SHORT, summary=lambda t: f"{t.turn_count} turns"
     )
-    assert [action.content for action, turn in zip(t.said, t.turns, strict=True) if turn.summary][0].endswith(" turns")
+    assert next(a.content for a, turn in zip(t.said, t.turns, strict=True) if turn.summary).endswith(" turns")
 
 
 @pytest.mark.thorough
@@ -417,4 +420,6 @@ async def test_seats_have_summaries_of_their_own(renderer):
         assert t.summaries == len(t.segments) - 1 > 0
         assert all("notes" in str(s.said[-1].content) for s in t.segments[:-1])
         assert f"You are {seat}." in t.conversation[0]["content"]
-    assert total_ledger(s for t in by_seat.values() for s in t.segments).sampled == sum(len(x) for _, x, _ in engine.log)
+    assert total_ledger(s for t in by_seat.values() for s in t.segments).sampled == sum(
+        len(x) for _, x, _ in engine.log
+    )

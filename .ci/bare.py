@@ -1,0 +1,107 @@
+"""README's quickstart with the built wheels where nothing else is: no git, no compiler, no HOME.
+
+    python .ci/bare.py DIST              here, on this Python, such as in a slim container
+    python .ci/bare.py DIST PYTHON...    in an empty root of bubblewrap, for each of these interpreters
+
+An empty root holds the Python, the libraries of C, the settings of pip, and no program.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ABSENT = ("git", "gcc", "cc", "clang", "make")
+SYSTEM = ("/lib", "/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/etc/ssl", "/etc/ld.so.cache")
+NETWORK = ("/etc/hosts", "/etc/nsswitch.conf", "/etc/resolv.conf", "/etc/pip.conf", "/etc/xdg/pip")
+
+
+def quickstart() -> list[list[str]]:
+    """The commands of README's first block for a shell."""
+    block = re.search(r"```bash\n(agentrl init .*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert block is not None
+    return [
+        shlex.split(command, comments=True)
+        for line in block[1].splitlines()
+        for command in line.split("#")[0].split("&&")
+    ]
+
+
+def play(dist: Path) -> None:
+    """Install the wheel with the extra `train` into a new environment, and run the quickstart."""
+    assert "HOME" not in os.environ, "run this script by env -i PATH=$PATH"
+    assert not (present := [name for name in ABSENT if shutil.which(name)]), f"{present} can be reached"
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as name:
+        place, programs = Path(name), Path(name) / "venv" / "bin"
+        subprocess.run([sys.executable, "-m", "venv", place / "venv"], check=True)
+        pip = [programs / "python", "-m", "pip", "install", "--quiet", "--no-cache-dir"]
+        (wheel,) = dist.glob("agentrl_sdk-*.whl")
+        subprocess.run(
+            [*pip, "-c", ROOT / "constraints.txt", f"agentrl-sdk[train] @ {wheel.resolve().as_uri()}"], check=True
+        )
+        subprocess.run([*pip, "agentrl-sdk[train]"], check=True)  # as error messages advise; it need not be on PyPI
+        for command in quickstart():
+            print("$", *command, flush=True)
+            if command[0] == "cd":
+                place /= command[1]
+                continue
+            subprocess.run([programs / command[0], *command[1:]], check=True, cwd=place)
+    print(
+        f"Python {sys.version.split()[0]}: README's quickstart is ok after {time.monotonic() - began:.0f} s", flush=True
+    )
+
+
+def in_empty_root(dist: Path, python: str) -> None:
+    """Call this script in a root with the interpreter, its libraries and the settings of pip alone."""
+    show = [python, "-c", "import sys; print(sys.base_prefix, sys.executable, sep='\\n')"]
+    prefix, executable = subprocess.run(show, check=True, capture_output=True, text=True).stdout.split()
+    mounts = [
+        path for path in (*SYSTEM, *NETWORK, prefix, str(ROOT), str(dist), *folders_of_pip()) if Path(path).exists()
+    ]
+    words = [
+        "bwrap",
+        "--unshare-all",
+        "--share-net",
+        "--die-with-parent",
+        "--clearenv",
+        "--proc",
+        "/proc",
+        "--dev",
+        "/dev",
+    ]
+    for path in dict.fromkeys(mounts):
+        words += ["--ro-bind", path, path]
+    with tempfile.TemporaryDirectory() as folder:
+        words += ["--bind", folder, "/tmp", "--chdir", "/tmp"]
+        for name, value in {
+            "PATH": "/usr/bin:/bin",
+            **{k: v for k, v in os.environ.items() if k.startswith("PIP_")},
+        }.items():
+            words += ["--setenv", name, value]
+        subprocess.run([*words, executable, __file__, str(dist)], check=True)
+
+
+def folders_of_pip() -> Iterator[str]:
+    """The folders that the machine's settings of pip name: packages besides those of a registry."""
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
+    )
+    yield from re.findall(r"(?:file://)?(/[\w./-]+)", listed.stdout)
+
+
+if __name__ == "__main__":
+    wheels, *pythons = sys.argv[1:]
+    for interpreter in pythons:
+        in_empty_root(Path(wheels).resolve(), interpreter)
+    if not pythons:
+        play(Path(wheels).resolve())
