@@ -45,7 +45,7 @@ TESTS = {
     "envs/search_r1/test_retrieval_client.py envs/test_entry_points.py",
 }
 """Package -> tests that need its core dependencies alone, and neither a model nor an engine of containers."""
-READING = "cli/test_installed.py docs test_package.py test_public_api.py test_rooms.py"
+READING = "cli/test_installed.py docs test_distributions.py test_package.py test_public_api.py test_rooms.py"
 """Tests that read files of the repository."""
 VERSIONS = ("3.11", "3.12", "3.13")
 TOOLS = ("hypothesis", "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist")

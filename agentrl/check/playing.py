@@ -34,7 +34,11 @@ Prepare: TypeAlias = Callable[[Env], None]
 Around: TypeAlias = Callable[[Engine], Engine]
 
 NOTHING = "I do nothing."
-_HOOKS_OF = {"reset": ("reset", "tools"), "step": ("step", "exec_tool", "last_turn"), "run": ("run",)}
+_HOOKS_OF = {
+    "reset": ("reset", "tools"),
+    "step": ("step", "exec_tool", "last_turn", "ask_summary", "after_summary"),
+    "run": ("run",),
+}
 
 
 @dataclass(slots=True)
