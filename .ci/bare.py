@@ -65,38 +65,24 @@ def in_empty_root(dist: Path, python: str) -> None:
     """Call this script in a root with the interpreter, its libraries and the settings of pip alone."""
     show = [python, "-c", "import sys; print(sys.base_prefix, sys.executable, sep='\\n')"]
     prefix, executable = subprocess.run(show, check=True, capture_output=True, text=True).stdout.split()
-    mounts = [
-        path for path in (*SYSTEM, *NETWORK, prefix, str(ROOT), str(dist), *folders_of_pip()) if Path(path).exists()
-    ]
-    words = [
-        "bwrap",
-        "--unshare-all",
-        "--share-net",
-        "--die-with-parent",
-        "--clearenv",
-        "--proc",
-        "/proc",
-        "--dev",
-        "/dev",
-    ]
-    for path in dict.fromkeys(mounts):
-        words += ["--ro-bind", path, path]
+    files = (str(ROOT / name) for name in ("README.md", "constraints.txt", ".ci/bare.py"))
+    mounts = [path for path in (*SYSTEM, *NETWORK, prefix, *files, str(dist), *folders_of_pip()) if Path(path).exists()]
+    settings = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
     with tempfile.TemporaryDirectory() as folder:
-        words += ["--bind", folder, "/tmp", "--chdir", "/tmp"]
-        for name, value in {
-            "PATH": "/usr/bin:/bin",
-            **{k: v for k, v in os.environ.items() if k.startswith("PIP_")},
-        }.items():
+        words = ["bwrap", "--unshare-all", "--share-net", "--die-with-parent", "--clearenv"]
+        words += ["--proc", "/proc", "--dev", "/dev", "--bind", folder, "/tmp", "--chdir", "/tmp"]
+        words += [word for path in dict.fromkeys(mounts) for word in ("--ro-bind", path, path)]
+        for name, value in {"PATH": "/usr/bin:/bin", **settings}.items():
             words += ["--setenv", name, value]
         subprocess.run([*words, executable, __file__, str(dist)], check=True)
 
 
 def folders_of_pip() -> Iterator[str]:
     """The folders that the machine's settings of pip name: packages besides those of a registry."""
-    listed = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
-    )
-    yield from re.findall(r"(?:file://)?(/[\w./-]+)", listed.stdout)
+    show = [sys.executable, "-m", "pip", "config", "list"]
+    listed = subprocess.run(show, capture_output=True, text=True, check=False).stdout
+    for path in re.findall(r"(?:file://)?(/[\w./-]+)", listed):
+        yield path.removesuffix("/simple")
 
 
 if __name__ == "__main__":
