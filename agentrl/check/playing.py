@@ -101,7 +101,7 @@ class PlayedEpisode:
 
     def told(self, player: str) -> str:
         """A text with the player, the task and the number of turns, so that a person can repeat the episode."""
-        turns = len(self.trajectory.turns)
+        turns = self.trajectory.turn_count - self.trajectory.summaries
         return f"{player}, task {self.trajectory.task.id}, {turns} of at most {self.turn_limit} turns"
 
     def row(self, player: str) -> dict[str, JSON]:
@@ -109,7 +109,7 @@ class PlayedEpisode:
         return {
             "player": player,
             "task": self.trajectory.task.id,
-            "turns": len(self.trajectory.turns),
+            "turns": self.trajectory.turn_count - self.trajectory.summaries,
             "turn_limit": self.turn_limit,
             "reward": self.trajectory.reward,
         }
