@@ -363,6 +363,26 @@ async def test_a_player_never_reads_the_request(renderer):
     assert next(a.content for a, turn in zip(t.said, t.turns, strict=True) if turn.summary).endswith(" turns")
 
 
+async def test_a_template_that_numbers_results_begins_anew_after_a_summary():
+    from agentrl.render import load_renderer
+    from tests.episode.thinking import TEMPLATE
+
+    tokenizer = load_tokenizer("tiny")
+    counted = (
+        "{%- set ns.results = ns.results + 1 -%}{{- '<|im_start|>user\n' + ns.results|string + '. <tool_response>\n'"
+    )
+    plain = "{{- '<|im_start|>user\n<tool_response>\n'"
+    assert TEMPLATE.count(plain) == 1
+    tokenizer.chat_template = TEMPLATE.replace(plain, counted).replace("(last=-1)", "(last=-1, results=0)")
+    numbering = load_renderer(tokenizer)
+    t, engine = await play(numbering, limits=Limits(turns=13, context=900, compact_at=400))
+    assert t.summaries > 0
+    whole = numbering.bind(t.tools)
+    for request, place in zip(engine.requests, t.replies, strict=True):
+        first = max(s.first_message for s in t.segments if s.first_message <= place)
+        assert numbering.decode(request) == numbering.decode(whole.prompt(t.messages[first:place]).tokens)
+
+
 @pytest.mark.thorough
 async def test_stripped_thoughts_and_summaries(renderer):
     """Each segment of both kinds begins with the template's own render."""

@@ -222,6 +222,6 @@ async def test_after_a_summary_the_bridges_are_those_of_a_new_conversation(rende
     assert [len(segment.turns) for segment in t.segments] == [3, 4]
     assert "It is Paris." in renderer.decode(t.segment.ids[: t.segment.prompt_length])
     assert "Sum up." not in renderer.decode(t.segment.ids)
-    if renderer.certificate.level == "exact" and not renderer.certificate.depends:
+    if renderer.certificate.level == "exact":
         for request, place in zip(engine.requests[3:], t.replies[3:], strict=True):
             assert request == [*bound.prompt(t.messages[t.segment.first_message : place]).tokens]
