@@ -3,7 +3,7 @@
     python .ci/bare.py DIST              here, on this Python, such as in a slim container
     python .ci/bare.py DIST PYTHON...    in an empty root of bubblewrap, for each of these interpreters
 
-An empty root holds the Python, the libraries of C, the settings of pip, and no program.
+With AGENTRL_BARE=core the commands that need torch are left out, for a Python without a wheel of torch. An empty root holds the Python, the libraries of C, the settings of pip, and no program.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ def quickstart() -> list[list[str]]:
 
 def play(dist: Path) -> None:
     """Install the wheel with the extra `train` into a new environment, and run the quickstart."""
+    core = os.environ.get("AGENTRL_BARE") == "core"
+    wheel, commands = "agentrl-sdk" if core else "agentrl-sdk[train]", quickstart()
+    commands = [words for words in commands if words[1] not in ("train", "show")] if core else commands
     assert "HOME" not in os.environ, "run this script by env -i PATH=$PATH"
     assert not (present := [name for name in ABSENT if shutil.which(name)]), f"{present} can be reached"
     began = time.monotonic()
@@ -45,19 +48,19 @@ def play(dist: Path) -> None:
         place, programs = Path(name), Path(name) / "venv" / "bin"
         subprocess.run([sys.executable, "-m", "venv", place / "venv"], check=True)
         pip = [programs / "python", "-m", "pip", "install", "--quiet", "--no-cache-dir"]
-        (wheel,) = dist.glob("agentrl_sdk-*.whl")
-        subprocess.run(
-            [*pip, "-c", ROOT / "constraints.txt", f"agentrl-sdk[train] @ {wheel.resolve().as_uri()}"], check=True
-        )
-        subprocess.run([*pip, "agentrl-sdk[train]"], check=True)  # as error messages advise; it need not be on PyPI
-        for command in quickstart():
+        (file,) = dist.glob("agentrl_sdk-*.whl")
+        subprocess.run([*pip, "-c", ROOT / "constraints.txt", f"{wheel} @ {file.resolve().as_uri()}"], check=True)
+        subprocess.run([*pip, wheel], check=True)  # as error messages advise: the name need not be in an index
+        for command in commands:
             print("$", *command, flush=True)
             if command[0] == "cd":
                 place /= command[1]
                 continue
             subprocess.run([programs / command[0], *command[1:]], check=True, cwd=place)
+    part = "all but its training" if core else "all of it"
     print(
-        f"Python {sys.version.split()[0]}: README's quickstart is ok after {time.monotonic() - began:.0f} s", flush=True
+        f"Python {sys.version.split()[0]}: README's quickstart, {part}, {time.monotonic() - began:.0f} s: ok",
+        flush=True,
     )
 
 
@@ -67,7 +70,7 @@ def in_empty_root(dist: Path, python: str) -> None:
     prefix, executable = subprocess.run(show, check=True, capture_output=True, text=True).stdout.split()
     files = (str(ROOT / name) for name in ("README.md", "constraints.txt", ".ci/bare.py"))
     mounts = [path for path in (*SYSTEM, *NETWORK, prefix, *files, str(dist), *folders_of_pip()) if Path(path).exists()]
-    settings = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+    settings = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "AGENTRL_BARE"))}
     with tempfile.TemporaryDirectory() as folder:
         words = ["bwrap", "--unshare-all", "--share-net", "--die-with-parent", "--clearenv"]
         words += ["--proc", "/proc", "--dev", "/dev", "--bind", folder, "/tmp", "--chdir", "/tmp"]
