@@ -3,7 +3,8 @@
     python .ci/bare.py DIST              here, on this Python, such as in a slim container
     python .ci/bare.py DIST PYTHON...    in an empty root of bubblewrap, for each of these interpreters
 
-With AGENTRL_BARE=core the commands that need torch are left out, for a Python without a wheel of torch. An empty root holds the Python, the libraries of C, the settings of pip, and no program.
+An empty root holds the Python, the libraries of C, the settings of pip, and no program. With AGENTRL_BARE=core the
+commands that need torch are left out, for a Python for which there is no wheel of torch.
 """
 
 from __future__ import annotations
