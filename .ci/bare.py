@@ -48,7 +48,7 @@ def play(dist: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         place, programs = Path(name), Path(name) / "venv" / "bin"
         subprocess.run([sys.executable, "-m", "venv", place / "venv"], check=True)
-        pip = [programs / "python", "-m", "pip", "install", "--quiet", "--no-cache-dir"]
+        pip = [programs / "python", "-m", "pip", "install", "--quiet", "--no-cache-dir", "--no-compile"]
         (file,) = dist.glob("agentrl_sdk-*.whl")
         subprocess.run([*pip, "-c", ROOT / "constraints.txt", f"{wheel} @ {file.resolve().as_uri()}"], check=True)
         subprocess.run([*pip, wheel], check=True)  # as error messages advise: the name need not be in an index
