@@ -180,7 +180,7 @@ def _add(demonstrations: Demonstrations, row: JSON, where: str, chats: ChatReade
     if not is_chat(row):
         episode = _trajectory(row, where)
         demonstrations.rows += _learned(episode, where, vocabulary, chats.renderer)
-        demonstrations.turns.append(len(episode.turns))
+        demonstrations.turns.append(episode.turn_count - episode.summaries)
         demonstrations.episodes += 1
         demonstrations.unrewarded += episode.reward is not None and episode.reward <= 0
         return
