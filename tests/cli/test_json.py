@@ -112,6 +112,14 @@ def test_an_evaluation_prints_figures_alone(agentrl):
 
 
 @pytest.mark.thorough
+def test_a_check_tells_the_sizes_of_the_gold_players_episodes(agentrl):
+    assert agentrl("check", "loud.py:Loud", "--limit", "1", "--gold", "loud.py:gold", "--json") in (0, 1)
+    sizes = json.loads(agentrl.stdout)["figures"]["gold"]
+    assert (sizes["turns"], sizes["turn_tokens"]) == (1, 2), "a letter, and the end of the turn"
+    assert sizes["tokens"] > 10
+
+
+@pytest.mark.thorough
 def test_a_check_prints_its_report_alone(agentrl):
     assert agentrl("check", "loud.py:Broken", "--limit", "1", "--json") == 1
     report = json.loads(agentrl.stdout)
