@@ -115,7 +115,7 @@ def test_an_evaluation_prints_figures_alone(agentrl):
 def test_a_check_tells_the_sizes_of_the_gold_players_episodes(agentrl):
     assert agentrl("check", "loud.py:Loud", "--limit", "1", "--gold", "loud.py:gold", "--json") in (0, 1)
     sizes = json.loads(agentrl.stdout)["figures"]["gold"]
-    assert (sizes["turns"], sizes["turn_tokens"]) == (1, 2), "a letter, and the end of the turn"
+    assert (sizes["turns"], sizes["turn_tokens"]) == (1, 1), "a letter, at which the turn stops"
     assert sizes["tokens"] > 10
 
 
