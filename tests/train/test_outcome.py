@@ -58,6 +58,28 @@ def test_the_verdict_compares_the_interval_after_rl_with_the_mean_before(tmp_pat
     assert "model" not in document["paths"], "a path that does not exist is not listed"
 
 
+@pytest.mark.parametrize(
+    ("warm", "line", "advice"),
+    [
+        (0.95, {}, "the imitation alone earns 0.95"),
+        (0.4, {"truncation_rate": 0.5}, "50% of the last episodes are cut: raise limits.max_tokens_per_turn"),
+        (0.4, {"zero_advantage_groups": 8}, "the episodes of each group of the first step got equal rewards"),
+        (0.4, {}, "the sampled reward rose"),
+    ],
+)
+def test_a_run_that_did_not_learn_has_a_remedy(tmp_path, monkeypatch, warm, line, advice):
+    for key, value in line.items():
+        monkeypatch.setitem(STEP, key, value)
+    document = outcome(written(tmp_path / "run", start=(0.0, 0.0, 0.0), warm=(warm, 0.2, 1.0), final=(warm, 0.2, 1.0)))
+    assert document["verdict"] == "unchanged"
+    assert document["advice"].startswith(advice)
+
+
+def test_a_run_that_learned_needs_no_advice(tmp_path):
+    run = written(tmp_path / "run", start=(0.0, 0.0, 0.0), warm=(0.4, 0.2, 0.6), final=(0.9, 0.8, 1.0))
+    assert outcome(run)["advice"] is None
+
+
 def test_without_a_warm_start_the_untrained_model_is_the_base(tmp_path):
     document = outcome(written(tmp_path / "run", start=(0.1, 0.0, 0.2), final=(0.9, 0.8, 1.0)))
     assert (document["verdict"], document["gain_by_rl"], document["held_out"]["after_imitation"]) == (
