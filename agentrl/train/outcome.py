@@ -87,8 +87,9 @@ def _advice(held_out: Mapping[str, HeldOut | None], metrics: Sequence[Mapping[st
     first, last = metrics[0], metrics[-1]
     if base.score.mean is not None and base.score.mean >= _NEARLY_ALL:
         return (
-            f"the imitation alone earns {base.score.mean:.2f}, so nothing is left for RL: let the demonstrations take "
-            "one wrong decision most of the time, always the same"
+            f"the imitation alone earns {base.score.mean:.2f} in greedy episodes, which cannot show the learning of RL "
+            f"(sampled: {first['reward_mean']:.2f} to {last['reward_mean']:.2f}): let the demonstrations take one "
+            "wrong decision most of the time, always the same"
         )
     if last.get("truncation_rate", 0.0) > _MANY_CUT:
         return f"{last['truncation_rate']:.0%} of the last episodes are cut: raise limits.max_tokens_per_turn"
