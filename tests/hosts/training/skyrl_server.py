@@ -62,6 +62,11 @@ class Counted(TinkerDataset):
 
 def train(run: Run) -> tuple[int, int]:
     """Returns the number of updates and of sampled tokens."""
+    with server(run.model) as (url, checkpoints):
+        return train_at(url, checkpoints, run)
+
+
+def train_at(url: str, checkpoints: Path, run: Run) -> tuple[int, int]:
     torch.manual_seed(run.seed)
     rollouts = TinkerRollouts(
         run.env,
@@ -78,24 +83,32 @@ def train(run: Run) -> tuple[int, int]:
     async def datasets():
         return dataset, None
 
-    with server(run.model) as (url, checkpoints):
-        config = cookbook.Config(
-            model_name=run.model,
-            recipe_name="weather",
-            dataset_builder=datasets,
-            learning_rate=run.learning_rate,
-            lora_rank=RANK,
-            num_substeps=UPDATES,
-            max_tokens=LIMITS["max_tokens_per_turn"],
-            log_path=f"{run.out}-log",
-            base_url=url,
-            eval_every=0,
-            save_every=0,
-        )
-        asyncio.run(cookbook.main(config))
-        final = get_last_checkpoint(config.log_path, "sampler_path").sampler_path
-        write_merged(run.model, checkpoints / f"{final.removeprefix('tinker://')}.tar.gz", run.out)
+    config = cookbook.Config(
+        model_name=run.model,
+        recipe_name="weather",
+        dataset_builder=datasets,
+        learning_rate=run.learning_rate,
+        lora_rank=RANK,
+        num_substeps=UPDATES,
+        max_tokens=LIMITS["max_tokens_per_turn"],
+        log_path=f"{run.out}-log",
+        base_url=url,
+        eval_every=0,
+        save_every=0,
+    )
+    asyncio.run(cookbook.main(config))
+    write_merged(run.model, archive(final_adapter(run), checkpoints), run.out)
     return dataset.steps * UPDATES, dataset.sampled["tokens"]
+
+
+def final_adapter(run: Run) -> str:
+    """The server's name of the trained adapter."""
+    return get_last_checkpoint(f"{run.out}-log", "sampler_path").sampler_path
+
+
+def archive(name: str, checkpoints: Path) -> Path:
+    """The server's file of an adapter."""
+    return checkpoints / f"{name.removeprefix('tinker://')}.tar.gz"
 
 
 @contextmanager
@@ -136,7 +149,7 @@ def wait_for(url: str, running: subprocess.Popen, log: Path) -> None:
     sys.exit(f"SkyRL's server does not answer:\n{log.read_text(errors='replace')[-3000:]}")
 
 
-def write_merged(model: str, archive: Path, out: str) -> None:
+def write_merged(model: str, packed_adapter: Path, out: str) -> None:
     """Write the model with the server's adapter added to its weights."""
     whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     if whole.config.tie_word_embeddings:  # the adapter of the embeddings does not count in the head
@@ -144,7 +157,7 @@ def write_merged(model: str, archive: Path, out: str) -> None:
         whole.config.tie_word_embeddings = False
     weights = dict(whole.named_parameters())
     with tempfile.TemporaryDirectory() as folder:
-        with tarfile.open(archive) as packed:
+        with tarfile.open(packed_adapter) as packed:
             packed.extractall(folder, filter="data")
         (adapter,) = Path(folder).rglob("adapter_model.safetensors")
         config = json.loads(adapter.with_name("adapter_config.json").read_text(encoding="utf-8"))
