@@ -17,7 +17,7 @@ PROMPTS, GROUP, UPDATES = 8, 8, 2
 @dataclass(frozen=True, slots=True)
 class Run:
     model: str
-    """The folder of the model at the start."""
+    """The folder of the model at the start: of a run of `agentrl train`, or of Hugging Face."""
     out: str
     """The folder of the trained model."""
     env: str
@@ -35,7 +35,9 @@ class Run:
         parser.add_argument("--tokens", type=int, required=True)
         parser.add_argument("--seed", type=int, default=0)
         parser.add_argument("--learning-rate", type=float, default=learning_rate)
-        return cls(**vars(parser.parse_args()))
+        values = vars(parser.parse_args())
+        folder = Path(values["model"])
+        return cls(**{**values, "model": str(folder / "model" if (folder / "model").is_dir() else folder)})
 
     def write(self, train: Callable[[Run], tuple[int, int]]) -> None:
         """Train, and write the cost beside the model."""

@@ -47,16 +47,20 @@ class CountedGroup(TinkerGroupBuilder):
         return await TinkerGroupBuilder.compute_group_rewards(self, trajectory_group, env_group)
 
 
-class Counted(TinkerDataset):
+class Counted:
     """Batches until enough tokens are sampled. The cookbook skips empty batches."""
 
-    tokens, steps, sampled = 0, 0, {"tokens": 0}
+    def __init__(self, dataset: TinkerDataset, tokens: int) -> None:
+        self.dataset, self.tokens, self.steps, self.sampled = dataset, tokens, 0, {"tokens": 0}
+
+    def __len__(self) -> int:
+        return len(self.dataset)
 
     def get_batch(self, index):
         if self.sampled["tokens"] >= self.tokens:
             return []
         self.steps += 1
-        groups = TinkerDataset.get_batch(self, index)
+        groups = self.dataset.get_batch(index)
         return [CountedGroup(group.hosted, group.task, group.group_size, sampled=self.sampled) for group in groups]
 
 
@@ -77,8 +81,7 @@ def train_at(url: str, checkpoints: Path, run: Run) -> tuple[int, int]:
         epochs=100,
         seed=run.seed,
     )
-    dataset = Counted(rollouts.dataset("train").builders, PROMPTS)
-    dataset.tokens, dataset.sampled = run.tokens, {"tokens": 0}
+    dataset = Counted(rollouts.dataset("train"), run.tokens)
 
     async def datasets():
         return dataset, None
