@@ -165,7 +165,7 @@ def too_long(longest: Sequence[int], config: TrainConfig) -> str:
     """A warning about demonstrations with a turn of more tokens than a turn may have; empty if there are none.
     `longest` has the number of tokens of the longest turn of each demonstration."""
     limit = config.options().limits.max_tokens_per_turn
-    longer = sum(count > limit for count in longest)
+    longer = sum(count > limit for count in longest) if limit is not None else 0
     if not longer:
         return ""
     return (

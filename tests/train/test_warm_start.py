@@ -162,6 +162,7 @@ def test_a_turn_that_the_model_cannot_end_is_named(make_config):
 
     assert said.startswith("2 of 3 demonstrations have a longer turn than limits.max_tokens_per_turn=48, the longest ")
     assert too_long([48, 3], config) == ""
+    assert too_long([5000], make_config(limits={"max_tokens_per_turn": None})) == "", "without a limit none is too long"
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
