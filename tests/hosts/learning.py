@@ -78,7 +78,18 @@ class Learning:
         """The held-out mean reward, with its interval of 95 %."""
         file = self.runs / f"{model.name}.json"
         if not file.exists():
-            words = ["eval", "weather:Weather", "--model", model, "--samples", "16", *LIMITS, "--json"]
+            words = [
+                "eval",
+                "weather:Weather",
+                "--model",
+                model,
+                "--samples",
+                "8",
+                "--temperature",
+                "1",
+                *LIMITS,
+                "--json",
+            ]
             file.write_text(self.agentrl(*words), encoding="utf-8")
         figures = json.loads(file.read_text(encoding="utf-8"))
         low, high = figures["reward_interval"]

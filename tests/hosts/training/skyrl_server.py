@@ -121,7 +121,7 @@ def server(model: str) -> Iterator[tuple[str, Path]]:
         port, tools = free_port(), Path(sys.executable).parent
         variables = {**os.environ, "VIRTUAL_ENV": str(tools.parent), "JAX_PLATFORMS": "cpu", "UV_OFFLINE": "1"}
         variables["PATH"] = f"{tools}{os.pathsep}{os.environ['PATH']}"
-        settings = {"max_lora_adapters": 2, "max_lora_rank": RANK, "train_micro_batch_size": PROMPTS * GROUP}
+        settings = {"max_lora_adapters": 8, "max_lora_rank": RANK, "train_micro_batch_size": PROMPTS * GROUP}
         # SkyRL reads the command line of its parent process, and accepts `uv run` alone.
         command = ["uv", "run", "--active", "--no-project", "-m", "skyrl.tinker.api"]
         command += ["--base-model", model, "--host", "127.0.0.1", "--port", str(port)]

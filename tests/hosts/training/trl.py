@@ -6,6 +6,7 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from agentrl.hosts.trl import TRLRollouts
+from agentrl.models import load_tokenizer
 from tests.hosts.training.arguments import GROUP, LIMITS, PROMPTS, UPDATES, Run
 
 LEARNING_RATE = 3e-4
@@ -37,6 +38,7 @@ def train(run: Run) -> tuple[int, int]:
     rollouts = Counted(run.env, limits=LIMITS)
     trainer = GRPOTrainer(
         run.model,
+        processing_class=load_tokenizer(run.model),  # AutoTokenizer takes the words of Qwen2 apart in another way
         reward_funcs=rollouts.reward,
         rollout_func=rollouts,
         train_dataset=rollouts.dataset(),
