@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -86,7 +87,9 @@ def train(
 
     def how_to_go_on() -> str:
         is_started = folder is not None and (folder / "config.yaml").is_file()
-        return f"resume with: agentrl train --resume --out {folder}" if is_started else "run the command again"
+        return (
+            f"resume with: agentrl train --resume --out {quote(str(folder))}" if is_started else "run the command again"
+        )
 
     with one_line_errors(how_to_go_on):
         from agentrl.train.preflight import check_inputs
@@ -120,9 +123,9 @@ def build_config(file: Path | None, flags: dict[str, Any], *, resume: bool) -> T
 
 def _say_what_next(config: TrainConfig) -> None:
     data = config.eval_data or config.data
-    on = f" --data {data}" if isinstance(data, Path) else ""
-    typer.echo(f"one episode          agentrl show {config.out}")
-    typer.echo(f"evaluate             agentrl eval {config.env} --model {config.out}{on}")
-    typer.echo(f"serve                agentrl serve --model {config.out}")
+    on, out = f" --data {quote(str(data))}" if isinstance(data, Path) else "", quote(str(config.out))
+    typer.echo(f"one episode          agentrl show {out}")
+    typer.echo(f"evaluate             agentrl eval {quote(config.env)} --model {out}{on}")
+    typer.echo(f"serve                agentrl serve --model {out}")
     if config.lora is not None:
-        typer.echo(f"one model            agentrl merge {config.out} {config.out}-merged")
+        typer.echo(f"one model            agentrl merge {out} {quote(f'{config.out}-merged')}")
