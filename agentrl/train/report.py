@@ -263,9 +263,10 @@ def summarise(folder: RunFolder, out: Path, bill: Bill, say: Callable[[str], Non
     return summary
 
 
-def told_causes(folder: RunFolder) -> Iterator[str]:
-    """The lines about a run that a canary stops."""
-    return map(_told, causes(RunFigures.read(folder.path)))
+def say_causes(folder: RunFolder, say: Callable[[str], None]) -> None:
+    """Say the lines about a run that a canary stops."""
+    for verdict in causes(RunFigures.read(folder.path)):
+        say(_told(verdict))
 
 
 def _told(verdict: Verdict) -> str:

@@ -55,8 +55,8 @@ from agentrl.train.report import (
     Summary,
     after_warm_start,
     held_out_metrics,
+    say_causes,
     summarise,
-    told_causes,
     told_evaluation,
 )
 from agentrl.train.rollouts import open_drawer, open_order, open_trained_engine, order_of, run_opponents
@@ -225,8 +225,7 @@ class Trainer:
             self._checkpoint_if_new()
             raise
         except CanaryError:
-            for line in told_causes(self.folder):
-                self._say(line)
+            say_causes(self.folder, self._say)
             raise
 
     async def _run(self) -> Summary:
