@@ -42,7 +42,7 @@ log = logging.getLogger("agentrl")
 _unparked: set[tuple[type[Env], type[Exception]]] = set()
 """Pairs of Env class and exception class for which a warning was logged."""
 
-VERSION = 9
+VERSION = 10
 """Version of the format of tickets and files. An episode in another version restarts."""
 
 _HEADER = b"agentrl parked %d\n" % VERSION
