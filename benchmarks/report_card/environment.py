@@ -58,6 +58,16 @@ class Question:
         """Do nothing: a question has no resources."""
 
 
+def distinct(environments: Iterable[Environment]) -> list[Environment]:
+    """An environment for each set of rules: the shortest name, and the last of several such names."""
+    chosen: dict[str, Environment] = {}
+    for each in environments:
+        other = chosen.get(each.rules)
+        if other is None or len(each.name) <= len(other.name):
+            chosen[each.rules] = each
+    return [*chosen.values()]
+
+
 def suite_environments(suite: str) -> Iterable[Environment]:
     """All environments of a suite, opened where the suite is installed."""
     environments: Iterable[Environment] = import_module(f"benchmarks.report_card.suites.{suite}").environments()

@@ -129,6 +129,7 @@ def main() -> None:
     suite, folder, seconds, *names = sys.argv[1:]
     warnings.simplefilter("ignore")
     hashed = os.environ.get("PYTHONHASHSEED") == "1"
+    Path(folder).mkdir(parents=True, exist_ok=True)
     path = Path(folder) / f"{suite}{'.hashed' if hashed else ''}.jsonl"
     done = {json.loads(line)["name"] for line in path.read_text().splitlines()} if path.exists() else set()
     environments = [each for each in suite_environments(suite) if each.name not in done]

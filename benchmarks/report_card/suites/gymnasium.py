@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from random import Random
@@ -12,13 +13,13 @@ import gymnasium
 
 from agentrl_envs.adapters.games import Game
 from agentrl_envs.adapters.gymnasium import Gymnasium, GymnasiumConfig
-from benchmarks.report_card.environment import Environment
+from benchmarks.report_card.environment import Environment, distinct
 
 PACKAGES: Sequence[str] = ["gymnasium"]
 
 
-def environments() -> Iterator[Environment]:
-    return registered(spec for spec in gymnasium.registry.values() if spec.namespace is None)
+def environments() -> list[Environment]:
+    return distinct(registered(spec for spec in gymnasium.registry.values() if spec.namespace is None))
 
 
 def registered(specs: Iterable[Any], options: dict[str, Any] | None = None) -> Iterator[Environment]:
@@ -26,7 +27,7 @@ def registered(specs: Iterable[Any], options: dict[str, Any] | None = None) -> I
     for spec in specs:
         yield Environment(
             name=spec.id,
-            rules=f"{spec.entry_point}",
+            rules=re.sub(r"_?v\d+(?=:|$)", "", f"{spec.entry_point}"),
             open=partial(opened, spec.id, options or {}),
             move=Mover(spec.id, options or {}),
             reads_text=False,

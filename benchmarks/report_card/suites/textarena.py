@@ -12,14 +12,18 @@ import textarena
 from textarena.envs.registration import ENV_REGISTRY
 
 from agentrl_envs.adapters.games import GameTurn
-from benchmarks.report_card.environment import Environment
+from benchmarks.report_card.environment import Environment, distinct
 
 PACKAGES = ["textarena"]
 PLAYERS = range(1, 16)
 _SHOWN = re.compile(r"\[[^\[\]\n]{1,24}\]")
 
 
-def environments() -> Iterator[Environment]:
+def environments() -> list[Environment]:
+    return distinct(_registered())
+
+
+def _registered() -> Iterator[Environment]:
     for name, spec in ENV_REGISTRY.items():
         if not name.endswith(("-train", "-raw")):  # these wrap the observations of the others in another way
             rules = str(getattr(spec, "entry_point", name))
