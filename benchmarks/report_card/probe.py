@@ -122,7 +122,7 @@ class Probe:
         game, played = game or self._open(), Played()
         observed = timed(lambda: game.begin(seed))
         played.answers.append(observed)
-        while not played.done and len(played.texts) < self.environment.turns and not self._is_late():
+        while not played.done and len(played.texts) < self.environment.turns and not (played.texts and self._is_late()):
             if (text := speak(observed)) is None:
                 break
             played.texts.append(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from random import Random
 from typing import Any
@@ -22,12 +22,18 @@ def environments() -> list[Environment]:
     return distinct(registered(spec for spec in gymnasium.registry.values() if spec.namespace is None))
 
 
-def registered(specs: Iterable[Any], options: dict[str, Any] | None = None) -> Iterator[Environment]:
-    """The environments of gymnasium's registry."""
+def entry_point(spec: Any) -> str:
+    return re.sub(r"_?v\d+(?=:|$)", "", f"{spec.entry_point}")
+
+
+def registered(
+    specs: Iterable[Any], options: dict[str, Any] | None = None, rules: Callable[[Any], str] = entry_point
+) -> Iterator[Environment]:
+    """The environments of gymnasium's registry. Environments with the same `rules` are variants."""
     for spec in specs:
         yield Environment(
             name=spec.id,
-            rules=re.sub(r"_?v\d+(?=:|$)", "", f"{spec.entry_point}"),
+            rules=rules(spec),
             open=partial(opened, spec.id, options or {}),
             move=Mover(spec.id, options or {}),
             reads_text=False,
