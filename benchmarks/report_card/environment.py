@@ -35,8 +35,8 @@ class Environment:
     """Turns that a constant player repeats, in addition to the general ones."""
     solved: float = inf
     """The reward that counts as solved."""
-    turns: int = 40
-    seeds: int = 6
+    turns: int = 24
+    seeds: int = 4
     checked: bool = True
     """Whether `agentrl check` plays the environment, too."""
 

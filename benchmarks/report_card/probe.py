@@ -29,9 +29,9 @@ Tell: TypeAlias = Callable[[str], object]
 Speak: TypeAlias = Callable[[str], str | None]
 """A player: reads an observation, and returns its turn, or None to stop."""
 STEP_S = 10
-"""Seconds that a single call of an environment may take."""
-STAGE_S = 12.0
-"""Seconds after which a stage takes no further episode."""
+"""Seconds of a processor that a single call of an environment may take."""
+STAGE_S = 2.0
+"""Seconds of a processor after which a stage takes no further turn."""
 NEARLY = 0.66
 """A constant answer that earns this share of the right answers' reward is reported."""
 IDLE = 0.05
@@ -58,6 +58,8 @@ class Played:
     answers: list[Any] = field(default_factory=list)
     rewards: list[Any] = field(default_factory=list)
     done: bool = False
+    cut: bool = False
+    """Whether the time of the stage ended the episode."""
 
     @property
     def reward(self) -> float:
@@ -73,13 +75,13 @@ class Probe:
         self.figures: dict[str, Any] = {}
         self._golds: dict[int, Sequence[str]] = {}
         self._first: list[Played] = []
+        self._opened: Game | None = None
 
     def run(self) -> None:
         """Raises whatever the environment raises if it cannot be played at all."""
-        with self._stage("random"):
-            self._first = [self._play(seed, self._random(seed)) for seed in self._seeds(8)]
-            self.figures["digest"] = digest(self._first[:4])
-            self.figures["random"] = round(mean(played.reward for played in self._first), 4)
+        self._play_first()
+        self.figures["digest"] = digest(self._first)
+        self.figures["random"] = round(mean(played.reward for played in self._first), 4)
         for name, stage in (
             ("repeated", self._repeated),
             ("together", self._together),
@@ -92,9 +94,15 @@ class Probe:
 
     def digest(self) -> str:
         """A digest of the first random episodes. Raises whatever the environment raises."""
-        with self._stage("random"):
-            self._first = [self._play(seed, self._random(seed)) for seed in self._seeds(4)]
+        self._play_first()
         return digest(self._first)
+
+    def _play_first(self) -> None:
+        with self._stage("random"):
+            for seed in self._seeds(4):
+                self._first.append(self._play(seed, self._random(seed)))
+                if self._is_late():
+                    break
 
     def _seeds(self, most: int = 1 << 30) -> range:
         return range(1, 1 + min(most, self.environment.seeds))
@@ -102,14 +110,14 @@ class Probe:
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
         self._tell(name)
-        self._until = time.monotonic() + STAGE_S
+        self._until = time.process_time() + STAGE_S
         try:
             yield
         except HangError:
             self._find("hang", f"a call takes more than {STEP_S} s ({name})")
 
     def _is_late(self) -> bool:
-        return time.monotonic() > self._until
+        return time.process_time() > self._until
 
     def _find(self, kind: str, sentence: str) -> None:
         self.findings.setdefault(kind, " ".join(sentence.split())[:300])
@@ -122,11 +130,12 @@ class Probe:
         game, played = game or self._open(), Played()
         observed = timed(lambda: game.begin(seed))
         played.answers.append(observed)
-        while not played.done and len(played.texts) < self.environment.turns and not (played.texts and self._is_late()):
+        while not played.done and len(played.texts) < self.environment.turns and not played.cut:
             if (text := speak(observed)) is None:
                 break
             played.texts.append(text)
             observed = self._answer(game, played)
+            played.cut = self._is_late()
         timed(game.close)
         return played
 
@@ -140,17 +149,22 @@ class Probe:
         played.answers.append(turn.text)
         played.rewards.append(turn.reward if isinstance(turn.reward, int | float) else 0.0)
         played.done = turn.done
+        if turn.done:
+            self._in_range(played)
         return turn.text
 
     def _number(self, reward: Any, text: str) -> None:
-        environment = self.environment
         if isinstance(reward, str) or not hasattr(reward, "__float__"):
             self._find("reward", f"the reward is {reward!r:.60}, not a number, after {text!r:.60}")
         elif not isfinite(float(reward)):
             self._find("reward", f"the reward is {reward!r} after {text!r:.60}")
-        elif not environment.least - 1e-6 <= float(reward) <= environment.most + 1e-6:
+
+    def _in_range(self, played: Played) -> None:
+        """Report an episode's reward outside the suite's range."""
+        environment = self.environment
+        if not environment.least - 1e-6 <= played.reward <= environment.most + 1e-6:
             bounds = f"{environment.least:g} to {environment.most:g}"
-            self._find("range", f"the reward {float(reward):g} after {text!r:.60} is not in {bounds}")
+            self._find("range", f"the reward {played.reward:g} after {played.texts[-1]!r:.60} is not in {bounds}")
 
     def _repeated(self) -> None:
         """The same seed and turns, in a new game, with other global random numbers; then in the same game again."""
@@ -160,6 +174,8 @@ class Probe:
             if differ(first, again):
                 self._find("not deterministic", f"seed {seed} and the same turns give two episodes: {shown(first, again)}")
                 return
+        if self._is_late():
+            return
         game = self._open()
         self._play(1, saying(self._first[0].texts), game)
         reset = self._play(1, saying(self._first[0].texts), game)
@@ -194,7 +210,7 @@ class Probe:
             both[place].answers.append(take(place, lambda game=game, place=place: game.begin(place + 1)))
         for turn in range(max(len(played.texts) for played in alone)):
             for place, game in enumerate(games):
-                if turn < len(alone[place].texts):
+                if turn < len(alone[place].texts) and not both[place].done:
                     both[place].texts.append(alone[place].texts[turn])
                     take(place, lambda game=game, place=place: self._answer(game, both[place]))
         return both
@@ -212,7 +228,7 @@ class Probe:
                 continue
             self._golds[seed] = texts
             try:
-                reward = self._play(seed, saying(texts)).reward
+                reward = self._play(seed, saying(texts), self._question()).reward
             except Exception as exc:  # noqa: BLE001 - any code may run in there
                 self._find("right answer raises", f"{texts[-1]!r:.80} raises {where(exc)}")
                 continue
@@ -227,7 +243,7 @@ class Probe:
     def _constant(self) -> None:
         """The mean reward of each player that never reads."""
         environment = self.environment
-        if environment.reads_text:
+        if environment.reads_text and self._is_alone():
             for name, text in (("noop", NOOP), ("refusal", REFUSAL)):
                 self.figures[name] = self._mean_of(text)
         best, earned = "", float("-inf")
@@ -238,6 +254,18 @@ class Probe:
         if best or earned > float("-inf"):
             self.figures["constant"] = [best[:80], earned]
         self._judge(best, earned)
+
+    def _is_alone(self) -> bool:
+        """Whether the game has one player. A player of all seats wins if another seat loses."""
+        game = self._open()
+        timed(lambda: game.begin(1))
+        return int(getattr(game, "players", 1)) == 1
+
+    def _question(self) -> Game | None:
+        """The same game for each play of a question: many data sets are slow to open."""
+        if self._opened is None and self.environment.turns == 1:
+            self._opened = self._open()
+        return self._opened
 
     def _candidates(self) -> list[str]:
         answers = Counter(texts[-1] for texts in self._golds.values())
@@ -253,7 +281,7 @@ class Probe:
             if self._is_late():
                 break
             try:
-                rewards.append(self._play(seed, lambda heard: text).reward)
+                rewards.append(self._play(seed, lambda heard: text, self._question()).reward)
             except Exception as exc:  # noqa: BLE001 - any code may run in there
                 self._raised(exc, text)
                 rewards.append(0.0)
@@ -306,11 +334,17 @@ def where(exc: BaseException) -> str:
 
 
 def digest(episodes: Sequence[Played]) -> str:
-    """A short text that differs if the episodes differ."""
+    """A short text that differs if the episodes differ. "" if the time of an episode was over."""
+    if any(played.cut for played in episodes):
+        return ""
     return sha1(repr([(played.answers, played.rewards) for played in episodes]).encode()).hexdigest()[:12]
 
 
 def differ(first: Played, second: Played) -> bool:
+    """Whether two plays of the same turns differ, up to the end of the shorter of them if its time was over."""
+    if first.cut or second.cut:
+        turns = min(len(first.answers), len(second.answers))
+        return first.answers[:turns] != second.answers[:turns]
     return (first.answers, repr(first.rewards), first.done) != (second.answers, repr(second.rewards), second.done)
 
 
@@ -335,13 +369,13 @@ def timed(call: Callable[[], Any]) -> Any:
     def ring(*_: object) -> None:
         raise HangError
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(STEP_S)
+    before = signal.signal(signal.SIGPROF, ring)
+    signal.setitimer(signal.ITIMER_PROF, STEP_S)  # the time of a processor: a busy machine makes nothing hang
     try:
         return call()
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def _states() -> tuple[Any, Any]:

@@ -1,7 +1,7 @@
-"""Play a suite's environments, each in a process of its own: `worker SUITE FOLDER SECONDS [NAME...]`.
+"""A pass over a suite's environments, each in a process of its own: `worker SUITE FOLDER PASS [NAME...]`.
 
-Runs where the suite is installed. Appends a line for each environment to FOLDER/SUITE.jsonl. An environment with a line
-is not played again. With PYTHONHASHSEED=1 only the first episodes are played, into FOLDER/SUITE.hashed.jsonl.
+Runs where the suite is installed. Appends a line for each environment to FOLDER/SUITE.PASS.jsonl. An environment with a
+line is not played again.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import select
 import signal
 import sys
@@ -16,48 +17,54 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from agentrl import ConfigError, Limits
 from agentrl.check import CheckInputs, check
+from agentrl.render.base import Renderer
 from agentrl.testing import tiny_renderer
 from benchmarks.report_card.env import CardConfig, CardEnv, gold
 from benchmarks.report_card.environment import Environment, suite_environments, suite_packages
-from benchmarks.report_card.probe import HangError, Probe, where
+from benchmarks.report_card.probe import HangError, Probe, Tell, where
 
 Row: TypeAlias = dict[str, Any]
+CPU_S = 60
+"""Seconds of a processor for an environment."""
+WALL_S = 600.0
 CHECKS = ("tasks", "lifecycle", "prompt", "players", "state", "determinism", "leaks", "reward", "robustness", "sizes")
 """The checks of `agentrl check` that concern an environment, and not only the code of an Env."""
 
 
-def row_of(suite: str, environment: Environment, tell: Callable[[str], object]) -> Row:
-    """All checks of an environment."""
+def probed(suite: str, environment: Environment, tell: Tell) -> Row:
+    """Play by the suite's API. The row of an environment that cannot be played has the reason in `excluded`."""
     probe = Probe(environment, tell)
-    row: Row = {"name": environment.name, "rules": environment.rules or environment.name}
     try:
         probe.run()
     except (Exception, HangError) as exc:  # noqa: BLE001 - any code may run in there
         if not probe.figures:
-            return {**row, "excluded": f"{where(exc)}"}
+            return {"excluded": where(exc)}
         probe.findings[f"crash {type(exc).__name__}"] = where(exc)
-    row |= {"findings": probe.findings, "figures": probe.figures}
-    if environment.checked and "excluded" not in row:
-        tell("agentrl check")
-        row["check"] = checked(suite, environment)
-    return row
+    return {"findings": probe.findings, "figures": probe.figures}
 
 
-def checked(suite: str, environment: Environment) -> list[str]:
+def hashed(suite: str, environment: Environment, tell: Tell) -> Row:
+    """Play only the first episodes, in a process with another PYTHONHASHSEED."""
+    return {"digest": Probe(environment, tell).digest()}
+
+
+def checked(suite: str, environment: Environment, tell: Tell) -> Row:
     """The mistakes that `agentrl check` reports."""
+    tell("agentrl check")
     config = {"suite": suite, "name": environment.name}
     tasks = [*CardEnv.tasks(CardConfig.model_validate(config), "train")]
     inputs = CheckInputs(
         env=CardEnv,
         tasks=tasks[:2],
         others=tasks[2:],
-        renderer=tiny_renderer(),
+        renderer=_renderer(),
         config=config,
         gold=gold if all(task.label is not None for task in tasks[:2]) else None,
         limits=Limits(turns=min(12, environment.turns), close_s=5.0),
@@ -68,17 +75,21 @@ def checked(suite: str, environment: Environment) -> list[str]:
     try:
         report = asyncio.run(check(inputs))
     except ConfigError as exc:
-        return [f"refused: {exc}"]
-    return [f"{finding.check}: {finding.level}: {finding.message}"[:400] for finding in report.mistakes]
+        return {"excluded": str(exc)}
+    mistakes = [f"{finding.check}: {finding.level}: {finding.message}"[:400] for finding in report.mistakes]
+    return {"check": mistakes, "played": report.checked.get("constant answers", "")}
 
 
-def first_row(environment: Environment) -> Row:
-    """Only the digest of the first episodes."""
-    probe = Probe(environment, lambda stage: None)
-    return {"name": environment.name, "digest": probe.digest()}
+PASSES: dict[str, Callable[[str, Environment, Tell], Row]] = {"probe": probed, "hashed": hashed, "check": checked}
 
 
-def isolated(call: Callable[[Callable[[str], object]], Row], seconds: float) -> Row:
+@cache
+def _renderer() -> Renderer:
+    """The renderer, opened once, before the processes of the environments are forked."""
+    return tiny_renderer()
+
+
+def isolated(call: Callable[[Tell], Row], seconds: float) -> Row:
     """Run a call in a child process. A child that dies, or takes too long, is a finding with the last stage."""
     reads, writes = os.pipe()
     pid = os.fork()
@@ -108,10 +119,11 @@ def isolated(call: Callable[[Callable[[str], object]], Row], seconds: float) -> 
     return {"findings": {"died": f"the process died with {status} in the stage {stage!r}"}, "figures": {}}
 
 
-def _child(call: Callable[[Callable[[str], object]], Row], reads: int, writes: int) -> None:
+def _child(call: Callable[[Tell], Row], reads: int, writes: int) -> None:
     code = 1
     try:
         os.setpgid(0, 0)
+        resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
         os.close(reads)
         null = os.open(os.devnull, os.O_RDWR)
         for each in (0, 1, 2) if not os.environ.get("AGENTRL_CARD_LOUD") else (0,):
@@ -126,27 +138,26 @@ def _child(call: Callable[[Callable[[str], object]], Row], reads: int, writes: i
 
 
 def main() -> None:
-    suite, folder, seconds, *names = sys.argv[1:]
+    suite, folder, which, *names = sys.argv[1:]
     warnings.simplefilter("ignore")
-    hashed = os.environ.get("PYTHONHASHSEED") == "1"
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    path = Path(folder) / f"{suite}{'.hashed' if hashed else ''}.jsonl"
+    path = Path(folder) / f"{suite}.{which}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
     done = {json.loads(line)["name"] for line in path.read_text().splitlines()} if path.exists() else set()
     environments = [each for each in suite_environments(suite) if each.name not in done]
+    if which == "check":
+        _renderer()
     versions = {package: version(package) for package in suite_packages(suite)}
     for environment in environments:
         if names and environment.name not in names:
             continue
-        began = time.monotonic()
-        if hashed:
-            row = isolated(lambda tell, each=environment: first_row(each), float(seconds) / 3)
-        else:
-            row = isolated(lambda tell, each=environment: row_of(suite, each, tell), float(seconds))
+        began = os.times()
+        row = isolated(lambda tell, each=environment: PASSES[which](suite, each, tell), WALL_S)  # type: ignore[misc]
+        used = os.times()
+        cpu = used.children_user + used.children_system - began.children_user - began.children_system
         row = {"name": environment.name, "rules": environment.rules or environment.name, **row, "versions": versions}
-        row["seconds"] = round(time.monotonic() - began, 1)
         with path.open("a") as lines:
-            lines.write(json.dumps(row) + "\n")
-        print(suite, environment.name, *row.get("findings", ()), row.get("excluded", ""), row["seconds"], flush=True)
+            lines.write(json.dumps({**row, "cpu_s": round(cpu, 2)}) + "\n")
+        print(suite, which, environment.name, *row.get("findings", ()), row.get("excluded", ""), f"{cpu:.1f}", flush=True)
 
 
 if __name__ == "__main__":

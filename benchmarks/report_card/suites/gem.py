@@ -1,4 +1,4 @@
-r"""gem's games, and its questions that need no download. Its copies of reasoning-gym's data sets are left out.
+r"""gem's games. Its questions need data sets of a hub, and its copies of reasoning-gym's data sets are left out.
 
 A turn is the model's text, with the move in \boxed{}.
 """
@@ -26,11 +26,9 @@ def environments() -> list[Environment]:
 
 def _registered() -> Iterator[Environment]:
     for name, spec in ENV_REGISTRY.items():
-        if not name.startswith("rg:"):
-            game = name.startswith("game:")
-            rules = str(spec.entry_point) if game else name
+        if name.startswith("game:"):
             yield Environment(
-                name=name, rules=rules, open=partial(opened, name), move=Mover(name), least=-1.0, most=1.0
+                name=name, rules=str(spec.entry_point), open=partial(opened, name), move=Mover(name), least=-1.0, most=1.0
             )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import partial
+from inspect import signature
 from random import Random
 from typing import Any
 
@@ -39,17 +40,26 @@ class ArenaGame:
 
     def begin(self, seed: int) -> str:
         refusal: Exception | None = None
-        for players in PLAYERS:
+        for players in (*self._usual(), *PLAYERS):
             try:
                 self._env.reset(num_players=players, seed=seed)
                 break
-            except AssertionError as exc:
+            except (AssertionError, ValueError) as exc:
                 refusal = refusal or exc
                 self._env = textarena.make(self._name)
         else:
             raise refusal or AssertionError("no number of players fits")
         self.players = players
         return self._read()
+
+    def _usual(self) -> list[int]:
+        """The number of players that the game's `reset` has as its default, if any."""
+        env = self._env
+        while isinstance(env, textarena.Wrapper):
+            env = env.env
+        default = signature(env.reset).parameters["num_players"].default
+        number = getattr(env, "default_num_players", None) if default is None else default
+        return [number] if isinstance(number, int) else []
 
     def answer(self, text: str) -> GameTurn:
         done, info = self._env.step(action=text)
