@@ -76,6 +76,8 @@ class Probe:
         self._golds: dict[int, Sequence[str]] = {}
         self._first: list[Played] = []
         self._opened: Game | None = None
+        self._said: str | None = None
+        """The last text of a player. None before the first: the environment cannot be opened."""
 
     def run(self) -> None:
         """Raises whatever the environment raises if it cannot be played at all."""
@@ -100,9 +102,16 @@ class Probe:
     def _play_first(self) -> None:
         with self._stage("random"):
             for seed in self._seeds(4):
-                self._first.append(self._play(seed, self._random(seed)))
+                try:
+                    self._first.append(self._play(seed, self._random(seed)))
+                except Exception as exc:
+                    if self._said is None:
+                        raise
+                    self._raised(exc, self._said)
                 if self._is_late():
                     break
+            if not self._first:
+                self._first.append(self._play(1, saying([NOOP])))
 
     def _seeds(self, most: int = 1 << 30) -> range:
         return range(1, 1 + min(most, self.environment.seeds))
@@ -143,7 +152,7 @@ class Probe:
         return timed(self.environment.open)
 
     def _answer(self, game: Game, played: Played) -> str:
-        text = played.texts[-1]
+        text = self._said = played.texts[-1]
         turn = timed(lambda: game.answer(text))
         self._number(turn.reward, text)
         played.answers.append(turn.text)
@@ -247,7 +256,8 @@ class Probe:
             for name, text in (("noop", NOOP), ("refusal", REFUSAL)):
                 self.figures[name] = self._mean_of(text)
         best, earned = "", float("-inf")
-        for text in self._candidates():
+        is_known = "gold" in self.figures or isfinite(min(environment.solved, environment.most))
+        for text in self._candidates() if is_known else ():
             reward = self._mean_of(text)
             if reward is not None and reward > earned:
                 best, earned = text, reward

@@ -12,5 +12,5 @@ PACKAGES = ["neurogym", "gymnasium"]
 
 
 def environments() -> list[Environment]:
-    names = set(neurogym.all_envs())
-    return distinct(registered(spec for name, spec in gymnasium.registry.items() if name in names))
+    specs = [spec for spec in gymnasium.registry.values() if str(spec.entry_point).startswith(neurogym.__name__)]
+    return distinct(registered(specs))

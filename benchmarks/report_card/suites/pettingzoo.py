@@ -18,7 +18,7 @@ from benchmarks.report_card.environment import Environment
 
 PACKAGES = ["pettingzoo"]
 CLASSIC = (
-    *("chess_v6", "connect_four_v3", "gin_rummy_v4", "go_v5", "hanabi_v5", "leduc_holdem_v4", "rps_v2"),
+    *("chess_v6", "connect_four_v3", "go_v5", "hanabi_v5", "leduc_holdem_v4", "rps_v2"),
     *("texas_holdem_no_limit_v6", "texas_holdem_v4", "tictactoe_v3"),
 )
 PARTICLES = (

@@ -44,7 +44,7 @@ class ArenaGame:
             try:
                 self._env.reset(num_players=players, seed=seed)
                 break
-            except (AssertionError, ValueError) as exc:
+            except Exception as exc:  # noqa: BLE001 - each game refuses in its own way
                 refusal = refusal or exc
                 self._env = textarena.make(self._name)
         else:
