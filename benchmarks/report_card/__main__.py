@@ -1,8 +1,8 @@
 """The report card of RL environments: what is wrong with the environments of the package registry.
 
-    python -m benchmarks.report_card --out FOLDER                      # all suites: 40 minutes of a core, 3 GB in .cache
+    python -m benchmarks.report_card --out FOLDER           # all suites: 40 minutes of a core, 3 GB in .cache
     python -m benchmarks.report_card --out FOLDER --suite textarena
-    python -m benchmarks.report_card --confirm                         # only the reproductions of the defects
+    python -m benchmarks.report_card --confirm              # only the reproductions of the defects
     python -m benchmarks.report_card --out FOLDER --page               # writes docs/report-card.md from FOLDER
 
 Each environment runs in a process of its own. A line of FOLDER/SUITE.PASS.jsonl is an environment that is done, so a

@@ -38,8 +38,7 @@ class CardEnv(TextGame):
 
 def gold(task: Task) -> Generator[Any, str, None]:
     """The player that takes the right turns."""
-    for text in [task.label] if isinstance(task.label, str) else task.label or ():
-        yield text
+    yield from [task.label] if isinstance(task.label, str) else task.label or ()
 
 
 def _environment(config: CardConfig, name: str) -> Environment:

@@ -154,9 +154,9 @@ def _table(read: list[Card], of_defect: Mapping[str, list[Card]]) -> str:
 _HEAD = """# A report card of RL environments
 
 {played} environments of the package registry, each with rules of its own, played by scripted players: random moves, no
-move, a refusal, constant answers, the right answers and texts that no game expects. {defects} defects in {hit} environments were
-confirmed by hand. Each has a reproduction without agentrl. Their authors gave these environments to everyone; the page
-is meant to save them and you an afternoon.
+move, a refusal, constant answers, the right answers and texts that no game expects. {defects} defects in {hit}
+environments were confirmed by hand. Each has a reproduction without agentrl, and the way to fix it. The authors gave
+these environments to everyone; the page is meant to save them and you an afternoon.
 
 - {tried} were tried; the others need data, keys, another Python or images. `agentrl check` also played {checked}.
 - A size or another form of an observation is no environment of its own.

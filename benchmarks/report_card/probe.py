@@ -181,7 +181,9 @@ class Probe:
             with global_seed(1234 + seed):
                 again = self._play(seed, saying(first.texts))
             if differ(first, again):
-                self._find("not deterministic", f"seed {seed} and the same turns give two episodes: {shown(first, again)}")
+                self._find(
+                    "not deterministic", f"seed {seed} and the same turns give two episodes: {shown(first, again)}"
+                )
                 return
         if self._is_late():
             return
@@ -189,7 +191,9 @@ class Probe:
         self._play(1, saying(self._first[0].texts), game)
         reset = self._play(1, saying(self._first[0].texts), game)
         if differ(self._first[0], reset):
-            self._find("reset", f"a second reset of the same game gives another episode: {shown(self._first[0], reset)}")
+            self._find(
+                "reset", f"a second reset of the same game gives another episode: {shown(self._first[0], reset)}"
+            )
 
     def _together(self) -> None:
         """Two games whose turns alternate."""
@@ -247,7 +251,10 @@ class Probe:
         if rewards:
             self.figures |= {"gold": round(mean(rewards), 4), "gold_n": len(rewards), "unpaid": len(unpaid)}
         if unpaid:
-            self._find("right answer unpaid", f"{len(unpaid)} of {len(rewards)} right answers are not paid in full: {unpaid[0]}")
+            self._find(
+                "right answer unpaid",
+                f"{len(unpaid)} of {len(rewards)} right answers are not paid in full: {unpaid[0]}",
+            )
 
     def _constant(self) -> None:
         """The mean reward of each player that never reads."""
@@ -305,7 +312,10 @@ class Probe:
             if reward is not None and reward > 0 and (not isfinite(gold) or reward >= IDLE * gold):
                 self._find("idle paid", f"{NOOP if name == 'noop' else REFUSAL!r} earns {reward:g} on average")
         if isfinite(gold) and gold > 0 and earned >= NEARLY * gold:
-            self._find("constant paid", f"the constant answer {best!r:.60} earns {earned:g} on average, the right answers {gold:g}")
+            self._find(
+                "constant paid",
+                f"the constant answer {best!r:.60} earns {earned:g} on average, the right answers {gold:g}",
+            )
 
     def _rubbish(self) -> None:
         """Texts that no game expects, at the first turn and in the middle."""

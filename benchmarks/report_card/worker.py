@@ -157,7 +157,9 @@ def main() -> None:
         row = {"name": environment.name, "rules": environment.rules or environment.name, **row, "versions": versions}
         with path.open("a") as lines:
             lines.write(json.dumps({**row, "cpu_s": round(cpu, 2)}) + "\n")
-        print(suite, which, environment.name, *row.get("findings", ()), row.get("excluded", ""), f"{cpu:.1f}", flush=True)
+        print(
+            suite, which, environment.name, *row.get("findings", ()), row.get("excluded", ""), f"{cpu:.1f}", flush=True
+        )
 
 
 if __name__ == "__main__":

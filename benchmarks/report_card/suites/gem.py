@@ -14,7 +14,7 @@ import gem
 from gem.envs.registration import ENV_REGISTRY
 
 from agentrl_envs.adapters.games import Game
-from agentrl_envs.adapters.gem import Gem, GameConfig
+from agentrl_envs.adapters.gem import GameConfig, Gem
 from benchmarks.report_card.environment import Environment, distinct
 
 PACKAGES = ["gem-llm"]
@@ -28,7 +28,12 @@ def _registered() -> Iterator[Environment]:
     for name, spec in ENV_REGISTRY.items():
         if name.startswith("game:"):
             yield Environment(
-                name=name, rules=str(spec.entry_point), open=partial(opened, name), move=Mover(name), least=-1.0, most=1.0
+                name=name,
+                rules=str(spec.entry_point),
+                open=partial(opened, name),
+                move=Mover(name),
+                least=-1.0,
+                most=1.0,
             )
 
 

@@ -1,7 +1,7 @@
 """OpenSpiel's games. One player takes all seats, and a seeded generator draws what chance draws.
 
-An action is a number of OpenSpiel's list of legal actions. A text that is no legal action ends the episode, as OpenSpiel
-ends the process for such an action.
+An action is a number of OpenSpiel's list of legal actions. A text that is no legal action ends the episode: OpenSpiel
+would end the process.
 """
 
 from __future__ import annotations

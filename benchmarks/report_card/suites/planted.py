@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from random import Random
+from typing import ClassVar
 
 from agentrl_envs.adapters.games import GameTurn
 from benchmarks.report_card.environment import Environment, Question
@@ -69,7 +70,7 @@ class Generous(Sums):
 class Dice:
     """Ignores its seed, shares its rolls with other games, and pays more than it says."""
 
-    rolls: list[int] = []
+    rolls: ClassVar[list[int]] = []
 
     def begin(self, seed: int) -> str:
         self.rolls.clear()

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from functools import partial
 from inspect import signature
 from random import Random
-from typing import Any
 
 import textarena
 from textarena.envs.registration import ENV_REGISTRY
@@ -37,10 +36,11 @@ class ArenaGame:
     def __init__(self, name: str) -> None:
         self._name = name
         self._env = textarena.make(name)
+        self.players = 0
 
     def begin(self, seed: int) -> str:
         refusal: Exception | None = None
-        for players in (*self._usual(), *PLAYERS):
+        for players in [self.players] if self.players else (*self._usual(), *PLAYERS):
             try:
                 self._env.reset(num_players=players, seed=seed)
                 break
@@ -48,7 +48,8 @@ class ArenaGame:
                 refusal = refusal or exc
                 self._env = textarena.make(self._name)
         else:
-            raise refusal or AssertionError("no number of players fits")
+            assert refusal is not None  # a number of players was tried
+            raise refusal
         self.players = players
         return self._read()
 
@@ -84,5 +85,3 @@ def move(prompt: str, rng: Random) -> str:
     if rng.random() < 0.5:
         text = re.sub(r"\d+", lambda number: str(rng.randint(0, 2 * int(number[0][:9]) + 1) % 1000), text)
     return text
-
-
