@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from benchmarks.report_card.confirmed import Defect, by_design, defects, false_a
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "report-card.md"
-TABLE = ROOT / "docs" / "report-card"
+RESULTS = ROOT / "benchmarks" / "results" / "report_card.jsonl"
+"""A line for each environment of the page."""
 SIMPLE = ("hashed", "check")
 
 
@@ -40,7 +41,8 @@ def cards(folder: Path) -> list[Card]:
         for name, row in _rows(path).items():
             card = Card(suite, name, row.get("excluded", ""), row.get("findings", {}), row.get("figures", {}))
             card.versions, card.cpu_s = row["versions"], row["cpu_s"]
-            _merge(card, others["hashed"].get(name, {}), others["check"].get(name, {}))
+            if not card.excluded:
+                _merge(card, others["hashed"].get(name, {}), others["check"].get(name, {}))
             read.append(card)
     return read
 
@@ -55,8 +57,8 @@ def _merge(card: Card, hashed: Mapping[str, Any], checked: Mapping[str, Any]) ->
     if first and second and first != second and "not deterministic" not in card.findings:
         card.findings["hash order"] = "the same seed gives another episode with another PYTHONHASHSEED"
     card.checked = "check" in checked
-    for number, mistake in enumerate(checked.get("check", ())):
-        card.findings[f"check {mistake.partition(':')[0]} {number}"] = mistake
+    for mistake in checked.get("check", ()):
+        card.findings.setdefault(f"check {mistake.partition(':')[0]}", mistake)
     card.findings |= {kind: text for kind, text in checked.get("findings", {}).items() if kind not in card.findings}
     card.cpu_s += hashed.get("cpu_s", 0.0) + checked.get("cpu_s", 0.0)
 
@@ -81,17 +83,26 @@ def _is_listed(listed: set[tuple[str, str, str]], card: Card, kind: str) -> bool
 
 
 def write_page(folder: Path) -> None:
-    """Write the page. Prints the findings that nobody has looked at: the page lists none of them."""
-    read, known = cards(folder), defects()
-    of_defect: dict[str, list[Card]] = defaultdict(list)
+    """Store the rows of a folder as results, and write the page. Prints the findings without a cause: somebody has to
+    look at them before they are on the page."""
+    read = cards(folder)
+    lines = [json.dumps({name: value for name, value in asdict(card).items() if value}) for card in read]
+    RESULTS.write_text("\n".join(lines) + "\n", encoding="utf-8")
     for card in read:
-        causes, rest = explained(card, known)
-        for cause in causes:
-            of_defect[cause.id].append(card)
-        for kind, text in rest.items():
+        for kind, text in explained(card, defects())[1].items():
             if kind != "excluded":
                 print(f"unconfirmed: {card.suite} {card.name}: {kind}: {text}")
-    PAGE.write_text(_page(read, known, of_defect), encoding="utf-8")
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+def page() -> str:
+    """The page, from the stored results and the confirmed defects."""
+    read = [Card(**json.loads(line)) for line in RESULTS.read_text(encoding="utf-8").splitlines()]
+    known, of_defect = defects(), defaultdict[str, list[Card]](list)
+    for card in read:
+        for cause in explained(card, known)[0]:
+            of_defect[cause.id].append(card)
+    return _page(read, known, of_defect)
 
 
 def _page(read: list[Card], known: list[Defect], of_defect: Mapping[str, list[Card]]) -> str:
@@ -107,7 +118,7 @@ def _page(read: list[Card], known: list[Defect], of_defect: Mapping[str, list[Ca
         defects=len(shown),
         hit=len(hit),
         alarms=len(alarms),
-        share=100 * len({(suite, name) for suite, name, *_ in alarms}) / max(1, len(played)),
+        share=100 * len({(suite, name) for suite, name, *_ in alarms}) / len(played),
         minutes=sum(card.cpu_s for card in read) / 60,
         versions=", ".join(f"{name} {number}" for name, number in versions.items()),
     )
@@ -129,7 +140,7 @@ def _entry(defect: Defect, of: list[Card]) -> str:
 
 {defect.what} {defect.fix}
 
-<!-- other project: {defect.suite} is installed in an environment of its own -->
+<!-- not checked: the suite is installed in an environment of its own -->
 ```python
 {script}
 # {defect.shows.strip()}
@@ -160,7 +171,7 @@ these environments to everyone; the page is meant to save them and you an aftern
 
 - {tried} were tried; the others need data, keys, another Python or images. `agentrl check` also played {checked}.
 - A size or another form of an observation is no environment of its own.
-- {alarms} false alarms, in {share:.1f} % of the environments.
+- {alarms} false alarms, in {share:.1f} % of the environments: [below](#false-alarms).
 - Versions: {versions}.
 
 Play all again, in {minutes:.0f} minutes of a core:

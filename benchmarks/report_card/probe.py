@@ -54,6 +54,7 @@ class HangError(BaseException):
 class Played:
     """An episode: the player's texts, and the environment's answers to them."""
 
+    seed: int
     texts: list[str] = field(default_factory=list)
     answers: list[Any] = field(default_factory=list)
     rewards: list[Any] = field(default_factory=list)
@@ -136,7 +137,7 @@ class Probe:
         return lambda heard: untouched(lambda: self.environment.move(heard, rng))
 
     def _play(self, seed: int, speak: Speak, game: Game | None = None) -> Played:
-        game, played = game or self._open(), Played()
+        game, played = game or self._open(), Played(seed)
         observed = timed(lambda: game.begin(seed))
         played.answers.append(observed)
         while not played.done and len(played.texts) < self.environment.turns and not played.cut:
@@ -156,7 +157,7 @@ class Probe:
         turn = timed(lambda: game.answer(text))
         self._number(turn.reward, text)
         played.answers.append(turn.text)
-        played.rewards.append(turn.reward if isinstance(turn.reward, int | float) else 0.0)
+        played.rewards.append(0.0 if isinstance(turn.reward, str) else float(turn.reward or 0.0))
         played.done = turn.done
         if turn.done:
             self._in_range(played)
@@ -177,23 +178,23 @@ class Probe:
 
     def _repeated(self) -> None:
         """The same seed and turns, in a new game, with other global random numbers; then in the same game again."""
-        for seed, first in zip(self._seeds(2), self._first, strict=False):
-            with global_seed(1234 + seed):
-                again = self._play(seed, saying(first.texts))
+        for first in self._first[:2]:
+            with global_seed(1234 + first.seed):
+                again = self._play(first.seed, saying(first.texts))
             if differ(first, again):
                 self._find(
-                    "not deterministic", f"seed {seed} and the same turns give two episodes: {shown(first, again)}"
+                    "not deterministic",
+                    f"seed {first.seed} and the same turns differ: {shown(first, again)}",
                 )
                 return
         if self._is_late():
             return
         game = self._open()
-        self._play(1, saying(self._first[0].texts), game)
-        reset = self._play(1, saying(self._first[0].texts), game)
-        if differ(self._first[0], reset):
-            self._find(
-                "reset", f"a second reset of the same game gives another episode: {shown(self._first[0], reset)}"
-            )
+        first = self._first[0]
+        self._play(first.seed, saying(first.texts), game)
+        reset = self._play(first.seed, saying(first.texts), game)
+        if differ(first, reset):
+            self._find("reset", f"a second reset of the same game gives another episode: {shown(first, reset)}")
 
     def _together(self) -> None:
         """Two games whose turns alternate."""
@@ -210,7 +211,7 @@ class Probe:
             self._find(kind, f"two games at once change each other: {shown(*differing[0])}")
 
     def _alternated(self, alone: Sequence[Played], separate: bool) -> list[Played]:
-        games, both = [self._open() for _ in alone], [Played() for _ in alone]
+        games, both = [self._open() for _ in alone], [Played(played.seed) for played in alone]
         states: list[Any] = [None for _ in alone]
 
         def take(place: int, call: Callable[[], Any]) -> Any:
@@ -220,7 +221,7 @@ class Probe:
                 return timed(call)
 
         for place, game in enumerate(games):
-            both[place].answers.append(take(place, lambda game=game, place=place: game.begin(place + 1)))
+            both[place].answers.append(take(place, lambda game=game, place=place: game.begin(both[place].seed)))
         for turn in range(max(len(played.texts) for played in alone)):
             for place, game in enumerate(games):
                 if turn < len(alone[place].texts) and not both[place].done:
