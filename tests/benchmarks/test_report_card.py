@@ -97,6 +97,10 @@ def test_a_finding_without_a_cause_is_not_on_the_page() -> None:
     assert rest == {"hang": "..."}
 
 
+def test_the_page_is_that_of_the_results() -> None:
+    assert page.PAGE.read_text(encoding="utf-8") == page.page()
+
+
 def test_each_reproduction_is_short_and_without_agentrl() -> None:
     for defect in confirmed.defects():
         assert "agentrl" not in defect.script, defect.id
