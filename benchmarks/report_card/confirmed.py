@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 FILE = Path(__file__).with_name("confirmed.yaml")
-_SECONDS = 120
+_SECONDS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
