@@ -12,10 +12,7 @@ export PYTHONUNBUFFERED = 1
 SHELL = bash
 # A module is compiled when it is imported first, and kept, whatever the environment says: few of those installed are.
 unexport PYTHONDONTWRITEBYTECODE
-# pip's output in short: each large file, and the step after the downloads, which is silent for half a minute.
-INSTALL = set -o pipefail; $(BIN)/pip install --no-compile --progress-bar off -c constraints.txt
-BRIEFLY = | awk '/(Downloading|Using cached) .*[0-9] [MG]B\)/ {print "      " $$2, $$3, $$4; fflush()} \
-	/^Installing collected/ {print "      installing " NF - 3 " packages"; fflush()}'
+INSTALL = $(BIN)/python .ci/install.py
 
 .PHONY: demo demo-search rehearse self-play test test-rest quick pythons soak crash soak-sandbox soak-workers check bench bench-scale bench-workers bench-exact bench-demo bench-retriever bench-view docs gateway-clients gpu gpu-wheels bench-thousands clean bench-first-byte
 
@@ -134,21 +131,21 @@ PROJECTS = pyproject.toml envs/pyproject.toml sandbox/pyproject.toml constraints
 
 $(TRAINS): $(PROJECTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "agentrl needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 2; }
-	@echo "Installing agentrl into $(VENV), once: a minute, or up to five on a busy machine or a slow network."
+	@echo "Installing agentrl into $(VENV), once: half a minute, or a few minutes on a busy machine or a slow network."
 	@$(PYTHON) -m venv $(VENV)
 	@echo "  agentrl, and what it needs to train; torch is the largest (200 MB)"
-	@$(INSTALL) -e '.[train]' $(BRIEFLY)
+	@$(INSTALL) -e '.[train]'
 	@touch $@
 
 $(SEARCHES): $(TRAINS)
 	@echo "  the environments, and what the search needs"
-	@$(INSTALL) -e '.[train]' -e sandbox -e 'envs[search]' $(BRIEFLY)
+	@$(INSTALL) -e '.[train]' -e sandbox -e 'envs[search]'
 	@touch $@
 
 $(STAMP): $(TRAINS)
 	@echo "  everything else, and what the tests need"
-	@$(INSTALL) -e '.[all,dev]' -e envs -e sandbox $(BRIEFLY)
-	@$(INSTALL) --no-deps xgrammar apache-tvm-ffi $(BRIEFLY)
+	@$(INSTALL) -e '.[all,dev]' -e envs -e sandbox
+	@$(INSTALL) --no-deps xgrammar apache-tvm-ffi
 	@echo "Installed."
 	@touch $@
 

@@ -13,7 +13,7 @@ mkdir -p "$1"
 folder=$(cd "$1" && pwd)
 shift
 cd "$(dirname "$0")/.."
-[ $# -ge 1 ] || set -- trl tinker verifiers openenv verl skyrl
+[ $# -ge 1 ] || set -- trl tinker verifiers openenv verl skyrl skyrl_server
 
 project=${VENV:-.venv}/bin/python
 packages='import sysconfig; print(sysconfig.get_path("purelib"))'
@@ -42,7 +42,14 @@ for host; do
             needs=(requests pandas)
             alone=(skyrl-gym==0.4.0 func-timeout omegaconf==2.4.0 antlr4-python3-runtime==4.9.3)
             ;;
-        *) echo ".ci/hosts.sh: no host $host; the hosts are trl, tinker, verifiers, openenv, verl, skyrl" >&2; exit 2 ;;
+        # SkyRL's server of the Tinker API speaks JSON, which later clients do not read. It requires older transformers
+        # and peft than the project's, and runs with these.
+        skyrl_server)
+            needs=(tinker==0.22.0 chz blobfile datasets termcolor tiktoken cloudpickle uv)
+            needs+=(jax==0.10.2 flax==0.12.8 optax sqlmodel "sqlalchemy[asyncio]" aiosqlite cloudpathlib fastapi hf_transfer)
+            alone=(skyrl==0.3.0 tinker-cookbook==0.5.0)
+            ;;
+        *) echo ".ci/hosts.sh: no host $host; the hosts are trl, tinker, verifiers, openenv, verl, skyrl, skyrl_server" >&2; exit 2 ;;
     esac
     python=$folder/$host/bin/python
     wanted=$(echo "$seen" "${needs[@]}" "${alone[@]}"; cat constraints.txt)
@@ -55,10 +62,15 @@ for host; do
         case $host in verifiers | openenv) constraints=() ;; esac # they pin other versions than the project's tests
         "$python" -m pip install --quiet "${constraints[@]}" "${needs[@]}"
         [ ${#alone[@]} -eq 0 ] || "$python" -m pip install --quiet --no-deps "${alone[@]}"
+        [ "$host" != skyrl_server ] || # pydantic refuses typing's TypedDict before Python 3.12
+            sed -i 's/^\(from typing import .*\), TypedDict$/\1\nfrom typing_extensions import TypedDict/' \
+                "$("$python" -c "$packages")/skyrl/tinker/types.py"
         rm -rf "$("$python" -c "$packages")/tests" # of verl's wheel; they would hide the project's
         echo "$wanted" > "$folder/$host.txt"
     fi
     echo "hosts: pytest tests/hosts -k $host" # its own tests, and its part of the table of Envs and hosts
+    files=(tests/hosts/test_"$host"*.py)
+    case $host in skyrl) files=(tests/hosts/test_skyrl.py) ;; esac
     AGENTRL_REQUIRE=$host OMP_WAIT_POLICY=passive \
-        "$python" .ci/again.py -k "$host" tests/hosts/test_"$host"*.py tests/hosts/test_table.py
+        "$python" .ci/again.py -k "$host" "${files[@]}" tests/hosts/test_table.py
 done

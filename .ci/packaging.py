@@ -5,6 +5,7 @@ Tests that read the repository are played in the unpacked sdist of agentrl-sdk, 
 
     python .ci/packaging.py              sdists and wheels, on the Python of this script
     python .ci/packaging.py --pythons    wheels, on each Python of VERSIONS that this machine has
+    python .ci/packaging.py --build DIST sdists and wheels, written to the folder DIST
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ TESTS = {
     "envs/search_r1/test_retrieval_client.py envs/test_entry_points.py",
 }
 """Package -> tests that need its core dependencies alone, and neither a model nor an engine of containers."""
-READING = "cli/test_installed.py docs test_package.py test_public_api.py test_rooms.py"
+READING = "cli/test_installed.py docs test_distributions.py test_package.py test_public_api.py test_rooms.py"
 """Tests that read files of the repository."""
 VERSIONS = ("3.11", "3.12", "3.13")
 TOOLS = ("hypothesis", "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist")
@@ -167,6 +168,9 @@ def main() -> None:
         sdists, wheels = built["sdist"], built["wheel"]
         for package, wheel in wheels.items():
             look_into(package, wheel)
+        if sys.argv[1:2] == ["--build"]:
+            shutil.copytree(folder / "dist", sys.argv[2], dirs_exist_ok=True)
+            return
         if sys.argv[1:] == ["--pythons"]:
             test_pythons(wheels, sdists, folder)
             return

@@ -385,13 +385,17 @@ class Limits:
     """Turns of the model. For an agent with `SessionOptions.replies`, that number is the default."""
     tokens: int | None = None
     """Response tokens, sampled and observed together; slime's --rollout-max-response-len counts the same. If thoughts
-    are stripped, each segment is counted separately."""
+    are stripped, or after a summary (`compact_at`), each segment is counted separately."""
     max_tokens_per_turn: int | None = None
     """Sampled tokens of a turn. A turn that reaches the bound ends the episode."""
     observation_tokens: int | None = None
     """Tokens of an observation. A longer observation is cut and marked."""
     context: int | None = None
     """Prompt and response together. None takes the engine's own limit."""
+    compact_at: int | None = None
+    """Tokens of prompt and response after which the model is asked for a summary (`Env.ask_summary`). The episode goes
+    on with the first prompt and the summary, in a new segment. Leave room for two observations, a turn and a summary.
+    A summary is not counted in `turns`. None: no summaries."""
     image_pixels: int | None = 100_000_000
     """Pixels of all images of one episode: 48 screenshots of 1920 x 1080."""
     image_bytes: int | None = 1 << 26

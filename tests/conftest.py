@@ -39,7 +39,7 @@ SLOW = (
 """Folders whose tests load a model, start servers or processes, or wait for deadlines."""
 
 
-CASES = 3
+CASES = 2
 """How many cases of one test `make test` runs."""
 PASSED = os.environ.get("AGENTRL_PASSED")
 """A file that names the tests which passed in earlier steps of CI. They are skipped."""

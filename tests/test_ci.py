@@ -1,4 +1,5 @@
-"""CI plays a test once. A test that failed beside others has one more try, and few tests may need it."""
+"""CI plays a test once. A test that failed beside others has one more try, and few tests may need it. uv installs, with
+pip's settings, or pip."""
 
 import os
 import subprocess
@@ -85,3 +86,29 @@ def test_few_tests_pass_only_at_the_second_try(tmp_path):
     code, printed = step("f", passes=False)
     assert code == 1, printed
     assert f"second try (1 of at most 4):\n  {name}[f]\n" in printed
+
+
+def install(folder, uv, **settings):
+    """What `.ci/install.py` does with a `uv` of this text. No package is fetched."""
+    (folder / "uv").write_text(f"#!/bin/sh\n{uv}\n")
+    (folder / "uv").chmod(0o755)
+    paths = {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "PIP_CONFIG_FILE": os.devnull}
+    command = [sys.executable, ".ci/install.py", "no-such-package"]
+    environment = {**os.environ, **paths, **settings}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+def test_uv_gets_the_settings_of_pip(tmp_path):
+    links = {"PIP_INDEX_URL": "https://mirror.test/simple", "PIP_FIND_LINKS": "/a /b"}
+    done = install(tmp_path, 'echo "Installed 1 package from $UV_DEFAULT_INDEX, $UV_FIND_LINKS"', **links)
+
+    assert done.stdout.strip() == "Installed 1 package from https://mirror.test/simple, /a,/b"
+    assert done.returncode == 0
+
+
+def test_where_uv_fails_pip_installs(tmp_path):
+    done = install(tmp_path, "echo no way to the index; exit 2", PIP_NO_INDEX="1", PIP_FIND_LINKS="")
+
+    assert "no way to the index\n      pip installs, because uv did not" in done.stdout
+    assert "No matching distribution" in done.stdout, "pip was asked, and its lines are shown"
+    assert done.returncode == 1

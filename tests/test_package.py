@@ -81,14 +81,15 @@ def test_readme_shows_the_env_that_init_writes(weather):
     assert Path("weather/env.py").read_text().endswith(f"\n\n{shown}")
 
 
-async def test_readmes_env_and_the_episode_shown_under_it(weather, tmp_path):
+async def test_readmes_env_plays_the_episode_that_the_guide_shows(weather, tmp_path):
+    guide = (ROOT / "docs" / "first-hour.md").read_text(encoding="utf-8")
     task = agentrl.Task(prompt="Weather in the city?", label="rainy", metadata={"place": "city"})
     trajectory = await rollout(weather(), task, [call("lookup", place="city"), "rainy"])
     assert (trajectory.reward, trajectory.stop) == (1.0, agentrl.StopReason.DONE)
     file = tmp_path / "episode.jsonl"
     file.write_text(json.dumps(trajectory.to_json()))
     shown = CliRunner().invoke(app, ["show", str(file)]).stdout.splitlines()
-    promised = re.search(r"marks what is trained:\n\n(.*?)\n\n", README, re.DOTALL)[1].splitlines()
+    promised = re.search(r"marks what is trained:\n\n(.*?)\n\n", guide, re.DOTALL)[1].splitlines()
     assert [line.strip() for line in promised if line.strip() not in map(str.strip, shown)] == []
 
 

@@ -140,9 +140,15 @@ class Report:
         counts = ", ".join(_count(len(self.of_level(level)), level) for level in (Level.ERROR, Level.WARNING))
         return counts + (f"; not checked: {', '.join(self.skipped)}" if self.skipped else "")
 
-    def to_json(self) -> dict[str, JSON]:
-        findings = [finding.to_json() for finding in self.findings]
-        return {"findings": findings, "checked": dict(self.checked), "figures": dict(self.figures)}
+    def to_json(self, *, strict: bool = False) -> dict[str, JSON]:
+        """The report for programs. `strict`: as in `passes`, whose result is `passed`."""
+        return {
+            "passed": self.passes(strict=strict),
+            "counts": {str(level): len(self.of_level(level)) for level in Level},
+            "findings": [finding.to_json() for finding in self.findings],
+            "checked": dict(self.checked),
+            "figures": dict(self.figures),
+        }
 
 
 def _skips(finding: Finding, part: str) -> bool:

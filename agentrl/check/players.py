@@ -14,7 +14,7 @@ from agentrl.check.sizes import sizes
 from agentrl.check.verdicts import TIMES, Play, judge
 from agentrl.engine.scripted import Turn
 from agentrl.trajectory.trajectory import Trajectory
-from agentrl.types import Task
+from agentrl.types import JSON, Task
 
 _CHECK = "players"
 _GOLD = "the gold player"
@@ -35,8 +35,22 @@ async def players(subject: EnvUnderTest, tasks: Sequence[Task], of: str = "") ->
     names = [name for name, player in (("gold", subject.gold), ("no-op", subject.noop)) if player]
     by_whom = " and ".join([*names, *([] if subject.noop else ["no-op by agentrl"])])
     subject.report.checked[_CHECK] = f"{len(tasks)} of {of or f'{len(tasks)} tasks'}, each twice by {by_whom}"
+    if sizes_of_gold := _sizes([episode.trajectory for both in plays for episode in both.gold]):
+        subject.report.figures["gold"] = sizes_of_gold
     if subject.gold is None:
         subject.report.skip(_CHECK, "whether the task can be won: name a player that knows the answers, --gold")
+
+
+def _sizes(gold: Sequence[Trajectory]) -> dict[str, JSON]:
+    """The sizes of the gold player's largest episode, from which a run's limits follow; empty without such episodes."""
+    turns = [turn.sampled_tokens for trajectory in gold for turn in trajectory.turns]
+    if not turns:
+        return {}
+    return {
+        "turns": max(len(trajectory.turns) for trajectory in gold),
+        "turn_tokens": max(turns),
+        "tokens": max(len(trajectory.tokens) for trajectory in gold),
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,11 @@ Prepare: TypeAlias = Callable[[Env], None]
 Around: TypeAlias = Callable[[Engine], Engine]
 
 NOTHING = "I do nothing."
-_HOOKS_OF = {"reset": ("reset", "tools"), "step": ("step", "exec_tool", "last_turn"), "run": ("run",)}
+_HOOKS_OF = {
+    "reset": ("reset", "tools"),
+    "step": ("step", "exec_tool", "last_turn", "ask_summary", "after_summary"),
+    "run": ("run",),
+}
 
 
 @dataclass(slots=True)
@@ -97,7 +101,7 @@ class PlayedEpisode:
 
     def told(self, player: str) -> str:
         """A text with the player, the task and the number of turns, so that a person can repeat the episode."""
-        turns = len(self.trajectory.turns)
+        turns = self.trajectory.turn_count - self.trajectory.summaries
         return f"{player}, task {self.trajectory.task.id}, {turns} of at most {self.turn_limit} turns"
 
     def row(self, player: str) -> dict[str, JSON]:
@@ -105,7 +109,7 @@ class PlayedEpisode:
         return {
             "player": player,
             "task": self.trajectory.task.id,
-            "turns": len(self.trajectory.turns),
+            "turns": self.trajectory.turn_count - self.trajectory.summaries,
             "turn_limit": self.turn_limit,
             "reward": self.trajectory.reward,
         }
@@ -116,8 +120,8 @@ class PlayedEpisode:
 
     @property
     def turns(self) -> int:
-        """The number of turns of all seats together."""
-        return sum(len(trajectory.turns) for trajectory in (self.trajectory, *self.others))
+        """The number of turns of all seats together, without summaries."""
+        return sum(t.turn_count - t.summaries for t in (self.trajectory, *self.others))
 
     def answers(self) -> list[str]:
         """All observations and rewards of the Env, in order, for the comparison of two plays of a script."""
@@ -190,7 +194,8 @@ async def _episode(
         episode.trajectory, *episode.others = (state.trajectory for state in table.seats.values())
         engines = _in_time(speak(trajectory.task, episode.trajectory), table, subject.renderer, around)
         return _seated(subject, episode, table, engines, options, hooks)
-    engine = ScriptedEngine(speak(trajectory.task, trajectory), subject.renderer, reads=heard.read)
+    speech = heard.with_summaries(speak(trajectory.task, trajectory))
+    engine = ScriptedEngine(speech, subject.renderer, reads=heard.read)
     return Episode.of(
         episode.env,
         EpisodeState(trajectory),
@@ -227,6 +232,9 @@ def _in_time(speech: Speech, table: Table, renderer: Renderer, around: Around) -
         while True:
             read = takewhile(lambda message: message["role"] != "assistant", reversed(trajectory.messages))
             heard = "\n".join(str(message["content"]) for message in reversed([*read]))
+            if trajectory.segment.request:
+                yield heard.rpartition(trajectory.segment.request)[0]  # the summary, which the player reads next
+                continue
             turn = speech.send(heard) if is_started else next(speech)
             is_started = True
             yield turn
@@ -243,6 +251,7 @@ async def go_on(subject: EnvUnderTest, parked: Parked, turns: Sequence[Turn]) ->
     episode = PlayedEpisode(env, parked.episode.trajectory)
     keep_close_errors(env, episode)
     heard = LastAnswer(env)
+    heard.note(parked.episode.trajectory)
     if (table := parked.episode.table) is not None:
         episode.others = [state.trajectory for state in table.seats.values() if state is not parked.episode]
         engines = _in_time(talk(turns), table, subject.renderer, lambda engine: engine)
@@ -255,7 +264,7 @@ async def go_on(subject: EnvUnderTest, parked: Parked, turns: Sequence[Turn]) ->
             options=EpisodeOptions(limits=limits_of(subject, None)),
         )
         return episode
-    engine = ScriptedEngine(talk(turns), subject.renderer, reads=heard.read)
+    engine = ScriptedEngine(heard.with_summaries(talk(turns)), subject.renderer, reads=heard.read)
     options = EpisodeOptions(limits=limits_of(subject, None))
     await resume_episode(
         parked, env, engine=engine, renderer=subject.renderer, options=options, hooks=EpisodeHooks(on_turn=heard.note)

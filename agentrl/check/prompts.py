@@ -98,7 +98,10 @@ def _label_shown(subject: EnvUnderTest, plays: Sequence[PlayedEpisode]) -> None:
     searched = [(prompt, labels) for prompt, labels in searched if labels]
     if len({tuple(labels) for _, labels in searched}) < 2:
         if "label in prompt" not in subject.report.skipped:
-            subject.report.skip("label in prompt", "it needs two tasks with different labels that are text")
+            subject.report.skip(
+                "label in prompt",
+                "it needs two tasks with different labels that are text; an Env without such labels is fine",
+            )
         return
     leaked = [label for prompt, labels in searched if (label := _first_held(prompt, labels)) is not None]
     subject.report.checked["label in prompt"] = f"{len(searched)} tasks"

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from functools import partial
+from typing import Any, TypeAlias
 
 import typer
 
@@ -13,10 +17,29 @@ from agentrl._util.signals import Terminated
 from agentrl.cli._codes import BUG, CANARY, DISK_FULL, INTERRUPTED, TERMINATED, USAGE_ERROR
 from agentrl.errors import BugError, CanaryError, ConfigError, InfraError
 
+Document: TypeAlias = Callable[[str, int], Mapping[str, Any]]
+"""(error message, exit code) -> the JSON document of a command that failed."""
+
+
+def failed_document(message: str, code: int) -> Mapping[str, Any]:
+    """The document of a command that failed before it had a result."""
+    return {"error": message, "exit_code": code}
+
+
+@contextmanager
+def only_the_document(as_json: bool) -> Iterator[None]:
+    """With `--json`, print everything within `with` on stderr, also the output of an Env: stdout has the document."""
+    if not as_json:
+        yield
+        return
+    with redirect_stdout(sys.stderr):
+        yield
+
 
 @contextmanager
 def one_line_errors(
     interrupted: Callable[[], str] = lambda: "nothing was written; run the command again",
+    document: Document | None = None,
 ) -> Iterator[None]:
     """Turn exceptions into a line on stderr and an exit code: a ConfigError into `error: ...` and 2, a full disk into
     1, a CanaryError into `stopped: ...` and 3, Ctrl-C into 130, SIGTERM into 143. For the last four, the line ends with
@@ -25,31 +48,37 @@ def one_line_errors(
     An InfraError gets here only if it concerns all episodes: a shared requirement is missing, such as a container
     engine. The InfraError is reported as a ConfigError is, with the text of `interrupted`.
 
+    `document` makes the JSON document that is printed on stdout beside the line, for `--json`.
+
     A bug in the user's Env gives exit code 1, and a traceback of the user's code only. Any other exception is a bug
     of agentrl, and keeps the traceback.
     """
+    end = partial(_end, document)
     try:
         yield
     except ConfigError as exc:
-        _end(f"error: {exc}", USAGE_ERROR)
+        end(f"error: {exc}", USAGE_ERROR)
     except InfraError as exc:
-        _end(f"error: {exc}; {interrupted()}", USAGE_ERROR)
+        end(f"error: {exc}; {interrupted()}", USAGE_ERROR)
     except BugError as exc:
         if frames := own_frames(exc.failure.traceback):
             typer.echo(frames, err=True, nl=False)
-        _end(f"error: {exc.summary}; fix it; {interrupted()}", BUG)
+        end(f"error: {exc.summary}; fix it; {interrupted()}", BUG)
     except OSError as exc:
         if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        _end(f"error: {exc.strerror}: {exc.filename or 'the disk'}; free some space; {interrupted()}", DISK_FULL)
+        end(f"error: {exc.strerror}: {exc.filename or 'the disk'}; free some space; {interrupted()}", DISK_FULL)
     except CanaryError as exc:
-        _end(f"stopped: {exc}; {interrupted()}", CANARY)
+        end(f"stopped: {exc}; {interrupted()}", CANARY)
     except Terminated:
-        _end(f"terminated: {interrupted()}", TERMINATED)
+        end(f"terminated: {interrupted()}", TERMINATED)
     except KeyboardInterrupt:
-        _end(f"interrupted: {interrupted()}", INTERRUPTED)
+        end(f"interrupted: {interrupted()}", INTERRUPTED)
 
 
-def _end(message: str, code: int) -> None:
-    typer.echo(" ".join(message.split()), err=True)
+def _end(document: Document | None, message: str, code: int) -> None:
+    line = " ".join(message.split())
+    typer.echo(line, err=True)
+    if document is not None:
+        typer.echo(json.dumps(document(line, code)))
     raise typer.Exit(code)

@@ -13,7 +13,7 @@ import typer
 from agentrl._util.findings import Finding, Level, Report
 from agentrl._util.loading import load_object, search_current_folder
 from agentrl._util.signals import run
-from agentrl.cli._errors import one_line_errors
+from agentrl.cli._errors import failed_document, one_line_errors, only_the_document
 from agentrl.cli._session import visible
 from agentrl.cli.check_env import Data, Gold, Limit, Noop, Seconds, Settings, check_env
 from agentrl.cli.check_tasks import Backend, Base, Concurrency, Deadline, Installed, Keep, check_tasks
@@ -56,7 +56,7 @@ def check(
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 1 for warnings, too, and for a part that cannot be checked.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a report as JSON on stdout.")] = False,
     model: Model = None,
     data: Data = None,
     gold: Gold = None,
@@ -87,14 +87,18 @@ def check(
 
     Exit code: 0 no error, 1 an error, 2 a wrong command.
     """
-    with one_line_errors(lambda: "nothing was changed"):
+    with one_line_errors(lambda: "nothing was changed", failed_document if as_json else None):
         kind, words = recognize(what)
         _refuse_other_options(context, kind)
         if kind != "slime":  # slime runs elsewhere, so its modules must be found without this folder
             search_current_folder()
-        report = _CHECKS[kind](words, context.params)
+        with only_the_document(as_json):
+            report = _CHECKS[kind](words, context.params)
         report.sort()
-        _print(report, as_json=as_json)
+        if as_json:
+            typer.echo(json.dumps(report.to_json(strict=strict), indent=1))
+        else:
+            _print(report)
         if not report.passes(strict=strict):
             raise typer.Exit(FAILED)
 
@@ -251,10 +255,7 @@ _OPTIONS: Mapping[str, Set[str]] = {
 """Kind of the subject -> names of the options that apply to this kind alone."""
 
 
-def _print(report: Report, *, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(report.to_json(), indent=1))
-        return
+def _print(report: Report) -> None:
     for finding in report.findings:
         line = visible(" ".join(str(finding).split("\n")))
         coloured = typer.style(finding.level, fg=_COLOURS[finding.level])

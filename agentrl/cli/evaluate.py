@@ -12,7 +12,7 @@ import typer
 
 from agentrl._util.files import only_writer
 from agentrl._util.signals import run
-from agentrl.cli._errors import one_line_errors
+from agentrl.cli._errors import failed_document, one_line_errors, only_the_document
 from agentrl.cli.api import (
     EPISODES,
     Api,
@@ -127,7 +127,7 @@ def evaluate(
         str | None,
         typer.Option(metavar="KEY", help="A row for each value of this key of the metadata, and their average."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of a table.")] = False,
 ) -> None:
     """Play held-out tasks with a model, and print how well it did.
 
@@ -139,7 +139,11 @@ def evaluate(
     --demonstrations can be imitated. See docs/evaluating.md.
     """
     temperature = 0.0 if api is None and temperature is None else temperature
-    with one_line_errors(lambda: _how_to_resume(out, demonstrations, uses_api=api is not None)):
+    document = failed_document if as_json else None
+    with (
+        one_line_errors(lambda: _how_to_resume(out, demonstrations, uses_api=api is not None), document),
+        only_the_document(as_json),
+    ):
         check_samples(samples, temperature)
         title = f"{model} in {env} on {data or 'its own tasks'}"
         report_options = ReportOptions(

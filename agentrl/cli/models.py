@@ -50,15 +50,10 @@ async def open_model(
 
 
 def _load(folder: str, device: str) -> Any:
-    import torch
-
     from agentrl.models import load_model
+    from agentrl.models.device import device_of
 
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: torch sees no GPU; use cpu or auto")
-    return load_model(folder, device=device)
+    return load_model(folder, device=device_of(device))
 
 
 def open_renderer(name: str) -> tuple[Renderer, Any]:
@@ -135,4 +130,4 @@ def needs_torch() -> Iterator[None]:
     except ModuleNotFoundError as exc:
         if exc.name not in ("torch", "safetensors", "accelerate"):
             raise
-        raise ConfigError(f"{exc.name} is not installed; in agentrl's folder: pip install -e '.[train]'") from exc
+        raise ConfigError(f"{exc.name} is not installed: pip install 'agentrl-sdk[train]'") from exc

@@ -13,6 +13,7 @@ class DeviceName(StrEnum):
     AUTO = "auto"
     CPU = "cpu"
     CUDA = "cuda"
+    MPS = "mps"
 
 
 EnvPath: TypeAlias = Annotated[

@@ -181,7 +181,7 @@ def _player(path: str, config: PlayConfig, seats: Sequence[str]) -> _PlayOne:
         return partial(_play_seats, player=FixedPlayer.load(path, "--player"), config=config, reward=reward)
     if reads_messages(load_object(path)):
         return partial(_play_speaker, path=path, config=config, reward=reward)
-    player = load_player(path)
+    player, summary = load_player(path), getattr(load_object(path), "summary", None)
 
     async def play_one(env: Env, task: Task, renderer: Renderer) -> Sequence[Trajectory]:
         turns = _to_the_end(player(task), path, task)
@@ -193,6 +193,7 @@ def _player(path: str, config: PlayConfig, seats: Sequence[str]) -> _PlayOne:
             limits=config.limits,
             special_tokens=config.special_tokens,
             reward=reward,
+            summary=summary,
         )
         return [trajectory]
 

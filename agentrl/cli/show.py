@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.rule import Rule
 from rich.style import Style
-from rich.table import Table
 from rich.text import Text
 
 from agentrl._util.config_errors import check_file
@@ -53,6 +53,7 @@ _LOOKS: dict[Role, _Look] = {
 }
 _MARK_WIDTH = max(len(look.mark) for look in _LOOKS.values())
 _COLUMNS = ("episode", "task", "reward", "stop", "turns", "tokens", "trained", "masked", "seconds", "answer")
+_NUMBERS = ("reward", "turns", "tokens", "trained", "seconds")
 _RECORDED = "name a file of trajectories, as agentrl play writes one"
 
 
@@ -347,25 +348,26 @@ def _print_list(path: Path, query: Query, *, worst: int | None, as_json: bool) -
         for file, number, outline in episodes:
             typer.echo(json.dumps({"file": file, "index": number, **outline}, ensure_ascii=False))
         return
-    table = Table(box=None, pad_edge=False)
-    for column in _COLUMNS:
-        numeric = column in ("reward", "turns", "tokens", "trained", "seconds")
-        table.add_column(column, justify="right" if numeric else "left", no_wrap=column != "answer")
-    for file, number, outline in episodes:
-        table.add_row(*(Text(visible(cell)) for cell in _cells(file, number, outline)))
-    console = Console()
-    console.print(table, soft_wrap=not console.is_terminal)
-    console.print(f"{len(episodes)} episodes", highlight=False)
+    # not rich's Table, which takes a millisecond a row
+    rows = [_COLUMNS, *([visible(cell) for cell in _cells(*episode)] for episode in episodes)]
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    typer.echo("\n".join("  ".join(map(_aligned, _COLUMNS, row, widths)).rstrip() for row in rows))
+    typer.echo(f"{len(episodes)} episodes")
+
+
+def _aligned(column: str, cell: str, width: int) -> str:
+    blank = " " * (width - cell_len(cell))
+    return f"{blank}{cell}" if column in _NUMBERS else f"{cell}{blank}"
 
 
 def _listed(path: Path, query: Query) -> Iterator[Listed]:
     from agentrl.view.files import outlines
     from agentrl.view.sources import open_source
 
-    source = open_source(path)
+    source, matches = open_source(path), query.matching()
     for name in source.listing():
         for number, outline in outlines(source.file(name)):
-            if query.matches(outline):
+            if matches(outline):
                 yield name, number, outline
 
 

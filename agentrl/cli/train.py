@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from agentrl._util.yaml_files import read_yaml
-from agentrl.cli._errors import one_line_errors
+from agentrl.cli._errors import one_line_errors, only_the_document
 from agentrl.cli.models import needs_torch
 from agentrl.cli.options import DeviceName, Episodes
 from agentrl.cli.settings import merge, parse_settings
@@ -58,6 +60,9 @@ def train(
     accept_changed_data: Annotated[
         bool, typer.Option("--accept-changed-data", help="Resume although tasks have changed.")
     ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the outcome as JSON on stdout, and progress on stderr.")
+    ] = False,
 ) -> None:
     """Train a model in an environment by reinforcement learning.
 
@@ -66,7 +71,8 @@ def train(
     agentrl train --resume --out runs/first
 
     Ctrl-C and SIGTERM write a checkpoint first. Exit codes: 0 done, 1 a bug in the Env or a full disk,
-    2 cannot start, 3 stopped by a canary, 130 after Ctrl-C, 143 after SIGTERM.
+    2 cannot start, 3 stopped by a canary, 130 after Ctrl-C, 143 after SIGTERM. --json prints a document in all these
+    cases.
     """
     flags = {
         "env": env,
@@ -82,23 +88,43 @@ def train(
     }
     overrides = {key: value for key, value in flags.items() if value is not None}
 
-    folder = out
-
-    def how_to_go_on() -> str:
-        is_started = folder is not None and (folder / "config.yaml").is_file()
-        return f"resume with: agentrl train --resume --out {folder}" if is_started else "run the command again"
-
-    with one_line_errors(how_to_go_on):
+    run = _Run(out, resumes=resume or resume_from is not None)
+    with one_line_errors(run.how_to_resume, run.document if as_json else None):
         from agentrl.train.preflight import check_inputs
 
-        resume = resume or resume_from is not None
-        train_config = build_config(config, merge(overrides, parse_settings(settings or ())), resume=resume)
-        folder = train_config.out
-        check_inputs(train_config, resume=resume)
-        with needs_torch():
-            from agentrl.train import train as run
-        run(train_config, resume=resume_from or resume, accept_changed_data=accept_changed_data)
-    _say_what_next(train_config)
+        with only_the_document(as_json):
+            train_config = build_config(config, merge(overrides, parse_settings(settings or ())), resume=run.resumes)
+            run.is_in(train_config.out)
+            check_inputs(train_config, resume=run.resumes)
+            with needs_torch():
+                from agentrl.train import train as run_to_the_end
+            run_to_the_end(train_config, resume=resume_from or run.resumes, accept_changed_data=accept_changed_data)
+    if as_json:
+        typer.echo(json.dumps(run.document(None, 0)))
+    else:
+        _say_what_next(train_config)
+
+
+class _Run:
+    """The folder of a command's run, and whether this command began or resumed the run that the folder holds."""
+
+    def __init__(self, folder: Path | None, *, resumes: bool) -> None:
+        self.folder, self.resumes, self._is_known = folder, resumes, False
+
+    def is_in(self, folder: Path) -> None:
+        """Note the folder before the command changes it."""
+        self.folder, self._is_known = folder, self.resumes or not (folder / "config.yaml").is_file()
+
+    def how_to_resume(self) -> str:
+        is_started = self.folder is not None and (self.folder / "config.yaml").is_file()
+        return f"resume with: agentrl train --resume --out {self.folder}" if is_started else "run the command again"
+
+    def document(self, error: str | None, code: int) -> Mapping[str, Any]:
+        """The document of `--json`. A folder with the run of another command is not read."""
+        from agentrl.train.outcome import outcome
+
+        folder = self.folder if self._is_known else None
+        return outcome(folder, exit_code=code, error=error)
 
 
 def build_config(file: Path | None, flags: dict[str, Any], *, resume: bool) -> TrainConfig:

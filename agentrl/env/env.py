@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from agentrl._util.content import content
 from agentrl.env.config import validated_config
 from agentrl.env.runtime import Runtime
+from agentrl.env.summaries import REQUEST, first_prompt_and
 from agentrl.env.tool_calls import exec_own_tool, run_calls
 from agentrl.env.tools import Tool, collect_tools, is_tool, normal_spec, tool_name
 from agentrl.errors import BadCallPolicy, ConfigError
@@ -58,6 +59,8 @@ _HOOKS = frozenset(
             "step",
             "exec_tool",
             "last_turn",
+            "ask_summary",
+            "after_summary",
             "score",
             "close",
             "snapshot",
@@ -214,6 +217,17 @@ class Env:
         a forced answer. The observation is appended to the observation of the latest step, and `step` is called for the
         last turn too. Default: None; the episode ends."""
         return None
+
+    def ask_summary(self, trajectory: Trajectory, /) -> MaybeAwait[str]:
+        """Called before the next turn if the conversation has at least `Limits.compact_at` tokens. Return the request
+        for a summary, which is appended to the observation, or "" to go on without a summary. Default: agentrl's
+        request."""
+        return REQUEST
+
+    def after_summary(self, trajectory: Trajectory, summary: str, /) -> MaybeAwait[Observation]:
+        """The first observation after a summary, in place of all earlier messages. `summary` is the text of the model's
+        turn, without thoughts. Calls in the turn are not executed. Default: the first prompt and the summary."""
+        return first_prompt_and(summary, trajectory)
 
     def score(self, trajectory: Trajectory, /) -> MaybeAwait[float | Reward | None]:
         """The total reward. Called once before `close`, unless the episode failed, was aborted or has no turn. With

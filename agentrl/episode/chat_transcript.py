@@ -68,12 +68,14 @@ class ChatTranscript:
     def messages(self, trajectory: Trajectory, renderer: Renderer) -> list[Message]:
         """The conversation for the speaker's next request: the speaker's own messages unchanged, and raw text as
         messages of the user."""
-        conversation, open_calls, turn = list[Message](), _OpenCalls(), 0
-        if not trajectory.messages or trajectory.messages[0].get("role") == "assistant":
-            prompt = trajectory.segments[0]
+        conversation, open_calls, messages = list[Message](), _OpenCalls(), trajectory.conversation
+        first = trajectory.segment.first_message
+        if not messages or messages[0].get("role") == "assistant":
+            prompt = next(segment for segment in trajectory.segments if segment.first_message == first)
             conversation.append({"role": "user", "content": renderer.decode(prompt.ids[: prompt.prompt_length])})
         raws = [turn.raw for turn in trajectory.turns]
-        for place, message in enumerate(trajectory.messages):
+        turn = sum(place < first for place in self._at)
+        for place, message in enumerate(messages, first):
             if place not in self._at:
                 conversation += open_calls.answered(message)
                 continue

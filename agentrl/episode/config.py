@@ -75,6 +75,13 @@ class EpisodeConfig(BaseModel):
             gateway=self.gateway,
         )
 
+    @property
+    def splits(self) -> str:
+        """The setting with which an episode may have several segments; "" if each episode is one segment."""
+        if self.thinking == "strip":
+            return "thinking: strip"
+        return "limits.compact_at" if self.limits.get("compact_at") else ""
+
     def reward_function(self) -> RewardFn | None:
         """The function that replaces `Env.score`. Raises ConfigError."""
         return load_reward(self.reward)

@@ -29,12 +29,12 @@ from agentrl.episode.gate import admission
 from agentrl.episode.images import check_images, check_takes_images, too_many_images, without_pads
 from agentrl.episode.options import EpisodeOptions
 from agentrl.episode.reasoning import ReasoningStripper
-from agentrl.errors import ContextFullError, EngineError, LedgerError, TemplateError
+from agentrl.errors import ConfigError, ContextFullError, EngineError, LedgerError, TemplateError
 from agentrl.plain import text, to_json
 from agentrl.render.base import Renderer
 from agentrl.render.long_text import aside, texts_of, too_long
 from agentrl.render.markers import warn
-from agentrl.trajectory.segment import checked
+from agentrl.trajectory.arrays import checked
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import (
     Action,
@@ -99,6 +99,11 @@ class Conversation:
         """Ask the engine for the maximum length of a sequence. Call this method first."""
         with at_boundary("engine"):
             self.context = self.options.limits.context or await self.engine.context_length()
+        if (compact_at := self.options.limits.compact_at or 0) >= self.context:
+            raise ConfigError(
+                f"limits.compact_at is {compact_at}, and the context ends at {self.context} tokens: a summary would "
+                "come too late; lower it"
+            )
 
     def use_tools(self, tools: Sequence[ToolSpec]) -> None:
         """Give the tools to the template. Call it before `begin`."""
@@ -117,6 +122,18 @@ class Conversation:
         with at_boundary("render", data=True):
             rendered = await aside(sum(map(len, texts_of(observed))), lambda: self.renderer.prompt(observed))
             self._append_first(observed, rendered)
+
+    async def begin_again_aside(self, observed: Observed) -> StopReason | None:
+        """Begin a new segment, whose prompt holds only `observed`: the first observation after a summary. If the prompt
+        is too long, append nothing, and return the reason to stop."""
+        await admission()
+        with at_boundary("render", data=True):
+            rendered = await aside(sum(map(len, texts_of(observed))), lambda: self.renderer.prompt(observed))
+        self._unanswered = None
+        stop = self._append_next(observed, rendered, anew=True, summarized=True)
+        if stop is None and self.thoughts is not None:
+            self.thoughts.begin(observed)
+        return stop
 
     def _append_first(self, observed: Observed, rendered: Rendered) -> None:
         if rendered.media:
@@ -192,7 +209,9 @@ class Conversation:
         stripped = self.thoughts.strip(self.trajectory, observed, self.renderer) if self.thoughts else None
         return (self._render(observed), False) if stripped is None else (stripped, True)
 
-    def _append_next(self, observed: Observed, rendered: Rendered, anew: bool) -> StopReason | None:
+    def _append_next(
+        self, observed: Observed, rendered: Rendered, anew: bool, *, summarized: bool = False
+    ) -> StopReason | None:
         trajectory, limits, length = self.trajectory, self.options.limits, len(rendered.tokens)
         segment = trajectory.segment
         if rendered.media and too_many_images(trajectory, rendered, limits):
@@ -200,7 +219,7 @@ class Conversation:
         if anew:
             if length >= self.context:
                 return StopReason.CONTEXT_FULL
-            trajectory.begin_segment(rendered, messages_of(observed))
+            trajectory.begin_segment(rendered, messages_of(observed), summarized=summarized)
             self._warn(rendered)
             return None
         if segment.length + length >= self.context:
@@ -386,16 +405,16 @@ class Conversation:
         if action is None:
             raise LedgerError("an observation must follow an action, and there is none")
         if isinstance(observed, Raw):
-            return self.renderer.text(observed, action, history=self.trajectory.messages, budget=budget)
+            return self.renderer.text(observed, action, history=self.trajectory.conversation, budget=budget)
         try:
-            return self.renderer.bridge(self.trajectory.messages, action, observed, budget=budget)
+            return self.renderer.bridge(self.trajectory.conversation, action, observed, budget=budget)
         except TemplateError:
             if not self.spoken.any:
                 raise
             # The template cannot write the answer to this turn, but the speaker reads the answer.
             self.spoken.not_carried(self.trajectory, "the chat template refuses the answer to it")
             plain_action = with_calls(action, ())
-            return self.renderer.bridge(self.trajectory.messages, plain_action, as_user(observed), budget=budget)
+            return self.renderer.bridge(self.trajectory.conversation, plain_action, as_user(observed), budget=budget)
 
     def _read(self, rendered: Rendered) -> str:
         """The part of a Raw text that the model read, if the text was cut."""

@@ -74,7 +74,8 @@ class HostedConfig(TemplateConfig):
     """The keys of a host's `agentrl` mapping. A subclass adds the host's own keys.
 
     A data row's metadata["env"] replaces `env`. This Env gets `env_config`, unless `env_configs` has an entry for it.
-    `limits` override the host's flags. With `thinking: strip`, an episode may become several samples.
+    `limits` override the host's flags. With `thinking: strip` or `limits.compact_at`, an episode
+    may become several samples.
     """
 
     env_configs: dict[str, dict[str, Any]] = Field(default_factory=dict)

@@ -42,7 +42,7 @@ log = logging.getLogger("agentrl")
 _unparked: set[tuple[type[Env], type[Exception]]] = set()
 """Pairs of Env class and exception class for which a warning was logged."""
 
-VERSION = 9
+VERSION = 10
 """Version of the format of tickets and files. An episode in another version restarts."""
 
 _HEADER = b"agentrl parked %d\n" % VERSION
@@ -199,7 +199,8 @@ class Parking:
         """Mark an episode as ended. With `parked`, the ended episode is kept for `seconds`, in case this process dies
         before the host has the result."""
         if parked is None:
-            removed = await asyncio.to_thread(self.saved.remove, key)
+            # most episodes have no file, and a thread costs a tenth of a short episode
+            removed = self.saved.plays(key) and await asyncio.to_thread(self.saved.remove, key)
             self._forget(key, needed=self.saved.shared and not removed)
             return
         await self.save(key, parked, seconds, "ended")
@@ -207,7 +208,8 @@ class Parking:
 
     async def give_back(self, key: str) -> None:
         """Allow any process to take an episode of this process, in the last saved state."""
-        await asyncio.to_thread(self.saved.give_back, key)
+        if self.saved.plays(key):
+            await asyncio.to_thread(self.saved.give_back, key)
         self._forget(key, needed=self.saved.shared)  # otherwise no file holds the machine
 
     def note(self, name: str, ticket: Mapping[str, JSON], seconds: float) -> None:

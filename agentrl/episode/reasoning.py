@@ -28,8 +28,8 @@ class ReasoningStripper:
     raw: bool = False
 
     def begin(self, observed: Observed) -> None:
-        """Record the first observation of the episode."""
-        self.given, self.raw = len(messages_of(observed)), isinstance(observed, Raw)
+        """Record the first observation of the episode, or the first after a summary."""
+        self.given, self.dropped, self.raw = len(messages_of(observed)), 0, isinstance(observed, Raw)
 
     def strip(self, trajectory: Trajectory, observed: Observed, renderer: Renderer) -> Rendered | None:
         """The template's own render of the next prompt, if that render drops another thought; else None.
@@ -40,7 +40,7 @@ class ReasoningStripper:
         self.raw = self.raw or isinstance(observed, Raw)
         if self._unwritten(trajectory) or not renderer.certificate.capabilities.get("thinking", False):
             return None
-        messages = [*trajectory.messages, *messages_of(observed)]
+        messages = [*trajectory.conversation, *messages_of(observed)]
         try:
             prompt, dropped = self._prompt(messages, renderer)
         except TemplateError as exc:  # the model may write text that the template cannot: no reason to stop
@@ -65,7 +65,12 @@ class ReasoningStripper:
 
     def _unwritten(self, trajectory: Trajectory) -> bool:
         """Whether the messages lack a part of the tokens' text."""
-        return self.raw or any(action.error for action in trajectory.said)
+        return self.raw or any(
+            action.error
+            for segment in trajectory.segments
+            if segment.first_message == trajectory.segment.first_message
+            for action in segment.said
+        )
 
 
 def _thoughtless(message: Message) -> Message:

@@ -21,7 +21,7 @@ from agentrl.episode.reasoning import ReasoningStripper
 from agentrl.episode.scoring import nothing_earned, score
 from agentrl.episode.state import EpisodeState, Parked
 from agentrl.errors import BadCallPolicy, ConfigError, one_line
-from agentrl.plain import copied, number, to_json_lossy
+from agentrl.plain import copied, number, text, to_json_lossy
 from agentrl.render.base import Renderer
 from agentrl.render.results import in_call_order
 from agentrl.trajectory.trajectory import Trajectory
@@ -238,7 +238,8 @@ class Episode:
         reason to stop, if any."""
         state, stop, action = self.state, None, None
         if state.next == "generate":
-            action, stop = await self.talk.sample(state.turn_options)
+            summary = bool(state.trajectory.segment.request)
+            action, stop = await self.talk.sample(TurnOptions() if summary else state.turn_options)
             if action is None:
                 return stop
         if stop is None:
@@ -258,8 +259,10 @@ class Episode:
     async def step(self, action: Action) -> StopReason | None:
         """Call the Env's step for an action, and append its observation if another turn follows. Return the reason to
         stop, if any."""
-        env, state, trajectory, policy = self.env, self.state, self.state.trajectory, self.policy
+        env, state, trajectory = self.env, self.state, self.state.trajectory
         turn, started = trajectory.segment.turns[-1], time.monotonic()
+        if turn.summary:
+            return await self._begin_again(action)
         with at_boundary("step", hook=env.step):
             async with slot(self.hooks, "step"):
                 result, corrections = await self._answer(action)
@@ -269,12 +272,32 @@ class Episode:
         turn.env_s, turn.reward = time.monotonic() - started, reward
         if runtime(env).call_errors:
             turn.bad_call = turn.bad_call or "content"
-        if policy and policy.mask and turn.bad_call == "structural":
-            trajectory.mask("malformed", turn=trajectory.turn_count - 1)
+        self._mask_bad_call()
         stop = await self._observe(result, read)
         if stop is not None:
             trajectory.append_unread(read)
         return stop
+
+    def _mask_bad_call(self) -> None:
+        """Mask the last turn if it has an unreadable call, and the policy asks for the mask."""
+        trajectory, policy = self.state.trajectory, self.policy
+        if policy and policy.mask and trajectory.segment.turns[-1].bad_call == "structural":
+            trajectory.mask("malformed", turn=trajectory.turn_count - 1)
+
+    async def _begin_again(self, summary: Action) -> StopReason | None:
+        """Begin a new segment after a summary. Return the reason to stop, if any."""
+        env, trajectory, limits = self.env, self.state.trajectory, self.talk.options.limits
+        if summary.calls and trajectory.tools:  # the calls are not executed
+            turn = trajectory.segment.turns[-1]
+            turn.bad_call = turn.bad_call or "content"
+        self._mask_bad_call()
+        with at_boundary("step", hook=env.after_summary):
+            prompt: Observation = await runtime(env).hook(
+                env.after_summary, trajectory, summary.content.strip(), timeout=limits.step_s
+            )
+            first = observed(prompt, f"{type(env).__name__}.after_summary")
+        self.state.steps += 1
+        return await self.talk.begin_again_aside(first)
 
     def _plain(
         self, result: StepResult, corrections: Sequence[Message], action: Action
@@ -302,11 +325,47 @@ class Episode:
             return StopReason.DONE
         if policy and trajectory.bad_calls_in_a_row >= policy.in_a_row:
             return StopReason.BAD_CALLS
+        self.state.turn_options = result.turn_options or self.env.turn_options
+        return await self._go_on(read)
+
+    async def _go_on(self, read: Observed) -> StopReason | None:
+        """Append an observation and, near the end of the context, the request for a summary. Return the reason to stop,
+        if any."""
         before_next = await self._before_next_turn(read)
         if before_next is None:
             return StopReason.MAX_TURNS
-        self.state.turn_options = result.turn_options or self.env.turn_options
-        return await self.talk.observe_aside(before_next)
+        request = await self._summary_request()
+        if not request:
+            return await self.talk.observe_aside(before_next)
+        asked = Raw(request) if isinstance(before_next, Raw) else request
+        before_next = joined(before_next, asked, self.talk.renderer.certificate.capabilities)
+        stop = await self.talk.observe_aside(before_next)
+        segment = self.state.trajectory.segment
+        if stop is None:
+            segment.request = request
+        else:
+            self.state.trajectory.info["no_room_for_summary"] = segment.length
+        return stop
+
+    async def _summary_request(self) -> str:
+        """The Env's request for a summary; "" if the next turn is no summary. The last turn is never a summary, because
+        the Env may have asked for an answer."""
+        env, trajectory, limits = self.env, self.state.trajectory, self.talk.options.limits
+        segment, limit = trajectory.segment, limits.compact_at
+        if limit is None or segment.length < limit or segment.prompt_length >= limit or self._turns >= limits.turns:
+            return ""
+        with at_boundary("step", hook=env.ask_summary):
+            request: str = await runtime(env).hook(env.ask_summary, trajectory, timeout=limits.step_s)
+            if not isinstance(request, str):
+                raise TypeError(
+                    f"{type(env).__name__}.ask_summary returned {request!r:.80}; return text, or an empty text"
+                )
+            return text(request)
+
+    @property
+    def _turns(self) -> int:
+        """Number of turns that count towards `Limits.turns`."""
+        return self.state.trajectory.turn_count - self.state.trajectory.summaries
 
     async def _answer(self, action: Action) -> tuple[StepResult, Sequence[Message]]:
         """The result of the Env's step, and the BadCallPolicy's replies to unreadable calls, if any."""
@@ -333,7 +392,7 @@ class Episode:
 
     async def _before_next_turn(self, pending: Observed) -> Observed | None:
         """The observation for the next turn; None if the episode ends."""
-        env, turns, limits = self.env, self.state.trajectory.turn_count, self.talk.options.limits
+        env, turns, limits = self.env, self._turns, self.talk.options.limits
         if turns < limits.turns:
             return pending
         if turns > limits.turns:

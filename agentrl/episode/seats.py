@@ -195,10 +195,6 @@ class SeatedEpisode(Episode):
         await self.talk.begin_aside(read)
         self.state.turn_options = self.env.turn_options
 
-    async def _go_on(self, read: Observed) -> StopReason | None:
-        before_next = await self._before_next_turn(read)
-        return StopReason.MAX_TURNS if before_next is None else await self.talk.observe_aside(before_next)
-
     async def _turn(self) -> StopReason | None:
         stop = None if self.table.begun else await self.begin_turn()
         self._sit(self.table.seat)

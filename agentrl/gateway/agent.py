@@ -27,6 +27,8 @@ _TURN_BY_TURN = frozenset(
         "step",
         "exec_tool",
         "last_turn",
+        "ask_summary",
+        "after_summary",
         "run_tools",
         "snapshot",
         "restore",

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl.env.env import Env
@@ -44,14 +45,25 @@ class TinkerRollouts(HostedEnv):
     """An Env as the `dataset_builder` of the cookbook's training. Can be pickled. Raises ConfigError.
 
     `settings` are the keys of `DoorConfig`. `model` names the tokenizer, and `limits.context` is the length of a
-    sequence that the service takes. A batch has `batch_size` tasks, and each is played `group_size` times.
+    sequence that the service takes. A batch has `batch_size` tasks, and each is played `group_size` times. The tasks
+    for training come `epochs` times, each time in another order.
     """
 
-    def __init__(self, env: str | type[Env], *, batch_size: int = 16, group_size: int = 8, **settings: Any) -> None:
+    def __init__(
+        self,
+        env: str | type[Env],
+        *,
+        batch_size: int = 16,
+        group_size: int = 8,
+        epochs: int = 1,
+        seed: int = 0,
+        **settings: Any,
+    ) -> None:
         super().__init__(env, **settings)
         if "context" not in self.config.limits:
             raise ConfigError('say how long a sequence may be, as the service takes it: limits={"context": 32768}')
         self.batch_size, self.group_size = batch_size, group_size
+        self.epochs, self.seed = epochs, seed
 
     async def __call__(self) -> tuple[TinkerDataset, TinkerDataset | None]:
         """The data sets for training and for evaluation, the latter only if the tasks are the Env's own."""
@@ -60,8 +72,11 @@ class TinkerRollouts(HostedEnv):
 
     def dataset(self, split: Literal["train", "eval"]) -> TinkerDataset:
         """The tasks of a split in batches. An evaluation plays each task once. Raises ConfigError."""
-        size = self.group_size if split == "train" else 1
-        return TinkerDataset([TinkerGroupBuilder(self, task, size) for task in self.tasks(split)], self.batch_size)
+        tasks, size = self.tasks(split), 1
+        if split == "train":
+            rng, size = Random(self.seed), self.group_size
+            tasks = [task for _ in range(self.epochs) for task in rng.sample(tasks, len(tasks))]
+        return TinkerDataset([TinkerGroupBuilder(self, task, size) for task in tasks], self.batch_size)
 
 
 @dataclass(frozen=True, slots=True)

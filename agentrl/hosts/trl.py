@@ -13,10 +13,10 @@ Written for TRL 1.16.0. The column `prompt` of the data set holds the ids of tas
 else LocalEngine on the trainer's own module. A failed episode has the reward None, which TRL leaves out of the mean of
 the group, and none of its tokens is trained.
 
-lost here: images; seats; episodes of several sequences (`thinking: strip`, agents with branches); rewards of single
-turns; log-probs of sampling without vLLM, because TRL computes them anew; the reason for a mask; the reason to stop
-(`mask_truncated_completions` reads the last token alone). In the mean of the loss types `grpo` and `dr_grpo` a failed
-episode still counts as a row.
+lost here: images; seats; episodes of several sequences (`thinking: strip`, `limits.compact_at`, agents with branches);
+rewards of single turns; log-probs of sampling without vLLM, because TRL computes them anew; the reason for a mask; the
+reason to stop (`mask_truncated_completions` reads the last token alone). In the mean of the loss types `grpo` and
+`dr_grpo` a failed episode still counts as a row.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class TRLRollouts(HostedEnv):
 
     def __init__(self, env: str | type[Env], *, max_batch: int = 64, **settings: Any) -> None:
         super().__init__(env, **settings)
-        if self.config.thinking == "strip":
-            raise ConfigError('TRL takes one sequence for each episode: leave out thinking="strip"')
+        if self.config.splits:
+            raise ConfigError(f"TRL takes one sequence for each episode: leave out {self.config.splits}")
         self._max_batch, self._calls = max_batch, 0
         self._thread = LoopThread("agentrl in TRL")
         self._engine: LocalEngine | None = None

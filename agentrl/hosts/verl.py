@@ -36,8 +36,8 @@ def agent_loop(env: str | type[Env], **settings: Any) -> type:
     from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
     hosted = HostedEnv(env, **settings)
-    if hosted.config.thinking == "strip":
-        raise ConfigError('verl takes one sequence for each episode: leave out thinking="strip"')
+    if hosted.config.splits:
+        raise ConfigError(f"verl takes one sequence for each episode: leave out {hosted.config.splits}")
 
     class HostedLoop(AgentLoopBase):  # type: ignore[misc]
         async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:

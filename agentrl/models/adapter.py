@@ -23,7 +23,7 @@ def import_peft() -> Any:
     except ModuleNotFoundError as exc:
         if exc.name != "peft":
             raise
-        raise ConfigError("a LoRA adapter needs peft; in agentrl's folder: pip install -e '.[lora]'") from exc
+        raise ConfigError("a LoRA adapter needs peft: pip install 'agentrl-sdk[lora]'") from exc
     return peft
 
 

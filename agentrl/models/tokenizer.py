@@ -64,7 +64,7 @@ def _tokenizer_class(folder: Path) -> Any:
     In a qwen2 folder, transformers 5 ignores the class that the folder names, and reads the file with Qwen's own
     regular expression, normaliser and merges. The same text then gives other tokens.
     """
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     config = folder / "tokenizer_config.json"
     try:
@@ -75,6 +75,8 @@ def _tokenizer_class(folder: Path) -> Any:
     nothing_else = not declared and "auto_map" not in settings and not (folder / "config.json").is_file()
     if declared in ("PreTrainedTokenizerFast", "TokenizersBackend") or nothing_else:
         return PreTrainedTokenizerFast
+    from transformers import AutoTokenizer  # imports torch, if torch is installed
+
     return AutoTokenizer
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,6 +17,7 @@ import typer
 from agentrl._util.signals import Terminated
 from agentrl.cli._codes import INTERRUPTED
 from agentrl.cli._errors import one_line_errors
+from agentrl.errors import ConfigError
 
 PROBLEM = 1
 """Exit code if the rehearsal names a problem. A wrong command exits with 2."""
@@ -73,6 +75,8 @@ def rehearse(
         from agentrl.rehearse.run import RehearsalOptions
         from agentrl.rehearse.run import rehearse as run_rehearsal
 
+        if sys.platform != "linux":
+            raise ConfigError("agentrl slime rehearse needs Linux, as slime's own packages do")
         screen = console(stderr=as_json)
         options = RehearsalOptions(out, rollouts, full, timeout, not no_resume)
         launch = read(command)

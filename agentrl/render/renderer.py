@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
@@ -91,6 +92,7 @@ class TemplateRenderer:
         self.turns = replace(proof.turns, template=template, memo=memo, watch=proof.watch)
         beginning = remembering(template.encoder, tokenizer, template.source, fingerprint(tokenizer))
         opening = replace(self.turns, template=replace(template, encoder=beginning))
+        self._texts_of_prompts: Cache[tuple[str, str]] = Cache(_PROMPTS_KEPT)
         self._encoded_prompt = lru_cache(_PROMPTS_KEPT)(partial(opening.assemble, ""))
         self.arguments = _arguments_of(template.source)
         self.stop_token_ids = proof.turns.profile.stop_token_ids
@@ -123,11 +125,25 @@ class TemplateRenderer:
             return self._pictured(Rendered(tuple(tokens), spans(("observation", len(tokens))), thinking), ())
         messages = template.identified(all_in_call_order(as_messages(observation), by_id=self._by_id))
         self._check_roles(messages, lambda probe: template.render(probe, generation_prompt=True))
-        text = template.render(messages, generation_prompt=True)
-        bare = template.render(messages)
+        text, bare = self._prompt_texts(messages)
         prompt = text[len(bare) :] if text.startswith(bare) else ""
         rendered = self._pictured(self._encoded_prompt(text[: len(text) - len(prompt)], prompt), messages)
         return replace(rendered, special=template.count_special(messages) + template.count_special(template.tools))
+
+    def _prompt_texts(self, messages: Sequence[Message]) -> tuple[str, str]:
+        """The text of a prompt, with and without the generation prompt. The episodes of a group share both texts."""
+        template = self.turns.template
+
+        def render() -> tuple[str, str]:
+            return template.render(messages, generation_prompt=True), template.render(messages)
+
+        if template.tells_time or "random" in template.source:
+            return render()
+        try:
+            key = json.dumps(messages)
+        except (TypeError, ValueError):  # an image
+            return render()
+        return self._texts_of_prompts.get(key, render)
 
     def parse(
         self,

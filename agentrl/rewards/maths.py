@@ -33,7 +33,7 @@ async def is_same(answer: str, labels: list[str], *, seconds: float = SECONDS) -
     if all(_INTEGER.fullmatch(text) for text in (answer, *labels)):
         return any(int(answer) == int(label) for label in labels)
     if importlib.util.find_spec("mpmath") is None:
-        raise ConfigError("grading mathematics needs mpmath; in agentrl's folder: pip install -e '.[rewards]'")
+        raise ConfigError("grading mathematics needs mpmath: pip install 'agentrl-sdk[rewards]'")
     return bool(await shared().run(_SAME, answer, labels, seconds=seconds))
 
 

@@ -25,9 +25,10 @@ async def adapt(args: Any, sample: Any, sampling_params: dict[str, Any], evaluat
     """Play an episode for slime, and write its result into `sample`, however the episode ends.
 
     An aborted sample continues where it stopped if the saved state of its episode still exists. If the environment
-    fails, the sample is masked and removed, with the cause in metadata["agentrl"]. Under `thinking: strip`, and for an
-    AgentEnv where slime's flags allow lists, training gets a list with a sample for each segment. An aborted episode is
-    a single sample, which slime can send again. `args` and `sampling_params` are not changed.
+    fails, the sample is masked and removed, with the cause in metadata["agentrl"]. Under `thinking: strip` or
+    `limits.compact_at`, and for an AgentEnv where slime's flags allow lists, training gets a list with a sample for
+    each segment. An aborted episode is a single sample, which slime can send again. `args` and `sampling_params` are
+    not changed.
 
     Raises ConfigError and TemplateError, which would break every sample, and passes on cancellation. Some rollouts
     swallow exceptions. So after an error each sample carries the error, and ends the run (see `fatal`).
@@ -115,7 +116,7 @@ class _AdaptCall:
         episode = await play(request, self.aborted)
         if evaluation:
             return ship_evaluation(flags, episode.trajectory, sample, decode=episode.decode, extra=episode.about)
-        segments = config.thinking == "strip" or (request.plays_agent and self._agent_fans_out())
+        segments = bool(config.splits) or (request.plays_agent and self._agent_fans_out())
         return await self._ship(sample, episode, segments=segments)
 
     async def _play_seats(self, request: SampleRequest) -> Any:
@@ -126,11 +127,11 @@ class _AdaptCall:
         if self.evaluation:
             first = next(iter(episodes.values()))
             return ship_evaluation(self.flags, first.trajectory, self.sample, decode=first.decode, extra=first.about)
-        samples, stripped = list[Any](), self.config.thinking == "strip"
+        samples, segments = list[Any](), bool(self.config.splits)
         for sample, trajectory in seats.samples_of(
             self.sample, {seat: episode.trajectory for seat, episode in episodes.items()}
         ):
-            shipped = await self._ship(sample, episodes[trajectory.seat], segments=stripped)
+            shipped = await self._ship(sample, episodes[trajectory.seat], segments=segments)
             samples += shipped if isinstance(shipped, list) else [shipped]
         return samples if len(samples) > 1 else samples[0]
 

@@ -127,8 +127,8 @@ class SlimeConfig(HostedConfig):
 
     def check_fan_out(self, flags: HostArgs, *, takes_lists: bool) -> None:
         """Raises ConfigError if episodes become several samples, and a flag of slime forbids that."""
-        if self.thinking == "strip" and (problems := fan_out_problems(flags, takes_lists=takes_lists)):
-            raise ConfigError(f"thinking: strip gives several samples of one episode: {'; '.join(problems)}")
+        if self.splits and (problems := fan_out_problems(flags, takes_lists=takes_lists)):
+            raise ConfigError(f"{self.splits} gives several samples of one episode: {'; '.join(problems)}")
 
     def slime_options(self, args: Any, sampling_params: Mapping[str, Any], *, evaluation: bool) -> EpisodeOptions:
         """The options of an episode. The limits come from slime's flags."""

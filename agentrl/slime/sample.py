@@ -209,8 +209,8 @@ def _number_rollout(sample: Any) -> None:
     """Set the siblings' common rollout_id to the sample's index, which is unique in a run of slime."""
     if not hasattr(sample, "rollout_id"):
         raise ConfigError(
-            "an episode of several samples (thinking: strip, or seats) needs a Sample with a rollout_id, as slime's "
-            "has: without one, it would be trained as several episodes; set thinking: keep"
+            "an episode of several samples (thinking: strip, limits.compact_at, or seats) needs a Sample with a "
+            "rollout_id, as slime's has: without one, it would be trained as several episodes; leave the setting out"
         )
     if sample.rollout_id is None:
         sample.rollout_id = sample.index

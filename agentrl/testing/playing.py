@@ -21,6 +21,9 @@ from agentrl.render.base import Renderer
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, Limits, Message, Task
 
+_LONG = 400
+"""The most characters of an observation in a default summary."""
+
 
 def call(name: str, /, **arguments: JSON) -> Message:
     """An assistant message with a single tool call. The id of the call, nine letters and digits, depends only on name
@@ -38,6 +41,7 @@ async def rollout(
     special_tokens: SpecialTokens = "keep",
     reward: RewardFn | None = None,
     raise_tool_errors: bool = True,
+    summary: Callable[[Trajectory], str] | None = None,
 ) -> Trajectory:
     """Play an episode of `env` with `turns` as the model's turns: a list, or a *player*.
 
@@ -50,12 +54,17 @@ async def rollout(
     in a run. Raises AssertionError if the script fails or runs out of turns. An exception of a tool other than
     ToolError or InfraError raises AssertionError, too, although in a run the model would read the error. To test the
     behaviour of a run, pass `raise_tool_errors=False`.
+
+    With `limits.compact_at`, a list and a function play the summaries, too. For a generator `summary` writes them; the
+    default repeats the last observation.
     """
     if inspect.isgeneratorfunction(turns):
         name = turns.__name__
         raise TypeError(f"rollout: {name} is a function; call it with the task: {name}(task)")
     renderer = renderer or tiny_renderer()
-    answered = LastAnswer(env)
+    answered = LastAnswer(env, summary)
+    if isinstance(turns, Generator):
+        turns = answered.with_summaries(turns)
     engine: Engine
     if callable(turns) and reads_messages(turns):
         engine = ChatEngine(ScriptedSpeaker(turns), renderer, by={"model": getattr(turns, "__name__", "a function")})
@@ -93,11 +102,30 @@ def reads_messages(player: Callable[..., Any]) -> TypeGuard[Say]:
 class LastAnswer:
     """The text of the Env's last messages, without the template's markup."""
 
-    def __init__(self, env: Env) -> None:
+    def __init__(self, env: Env, summary: Callable[[Trajectory], str] | None = None) -> None:
         self._env = env
         self._text: str | None = None
+        self._summary = summary
+        self._trajectory: Trajectory | None = None
+
+    def with_summaries(self, turns: Generator[Turn, str, None]) -> Generator[Turn, str, None]:
+        """The turns of a generator, and a summary where the Env asks for one. The generator never reads the request."""
+        read, has_begun = self._text or "", False
+        try:
+            while True:
+                if self._trajectory is not None and (request := self._trajectory.segment.request):
+                    read = read.rpartition(request)[0].rstrip()
+                    yield self._summary(self._trajectory) if self._summary else f"The last observation: {read[-_LONG:]}"
+                turn = turns.send(read) if has_begun else next(turns)
+                has_begun = True
+                read = yield turn
+        except StopIteration:
+            return
+        finally:
+            turns.close()
 
     def note(self, trajectory: Trajectory) -> None:
+        self._trajectory = trajectory
         answer = [*takewhile(lambda message: message["role"] != "assistant", reversed(trajectory.messages))]
         self._text = "\n".join("".join(texts_in(m["content"])) for m in reversed(answer)) if answer else None
 

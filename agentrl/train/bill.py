@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -101,7 +102,8 @@ class Bill:
             allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
             sizes = {"allocated": allocated, "reserved": reserved, "device": total - free}
         else:
-            sizes = {"process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+            unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes
+            sizes = {"process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
         self._see({name: round(size / _GIB, 3) for name, size in sizes.items()})
 
     def _see(self, peaks: Mapping[str, float]) -> None:

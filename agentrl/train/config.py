@@ -304,8 +304,8 @@ class TrainConfig(EpisodeConfig):
     usd_per_hour: float | None = Field(None, gt=0)
     """The price of an hour of this machine, in dollars. The bill at the end then has the cost of the run. null:
     unknown."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """The device of the trainer. auto: the GPU if there is a GPU, else the CPU."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """The device of the trainer. auto: CUDA's GPU if there is a GPU, else the CPU. mps: a Mac's GPU, not tested."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """The type of the weights, for sampling and training. The optimizer keeps float32 copies."""
 

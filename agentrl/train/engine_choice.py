@@ -6,23 +6,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from agentrl.engine.sglang.training.flags import variables
 from agentrl.engine.sglang.training.process import check_interpreter
 from agentrl.engine.table import engine_keys
 from agentrl.errors import ConfigError
+from agentrl.models.device import device_of
 from agentrl.models.hub import SEEDED
 from agentrl.train.config import TrainConfig
-
-
-def device_of(name: str) -> str:
-    """cpu or cuda. Raises ConfigError for a missing GPU."""
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device: cuda was given, but torch sees no GPU; use cpu or auto")
-    return name
 
 
 def with_engine_chosen(config: TrainConfig, resumed: str | None, say: Callable[[str], None]) -> TrainConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -114,6 +114,8 @@ class Learner:
         self.schedule = Schedule(config.lr_warmup_steps, config.lr_final, config.steps)
         self.reference: Any = None
         """The reference of KL: a model with the weights at the start of RL, or an AdapterReference. None without KL."""
+        self.shared_gradient: Callable[[Sequence[Row], int], float] | None = None
+        """A function that `imitate` calls in place of `gradient`; see `agentrl.train.halves`."""
 
     @property
     def text_config(self) -> Any:
@@ -227,17 +229,22 @@ class Learner:
         update.looked_at = [(row, row.log_probs) for row in weighted]
         return weighted
 
-    @torch.enable_grad()
     def imitate(self, rows: Sequence[Row], optimizers: Sequence[Optimizer], max_tokens: int) -> float:
         """Do a supervised step on the cross-entropy of the rows' tokens, each multiplied by its weight. Returns the
         loss."""
+        loss = (self.shared_gradient or self.gradient)(rows, max_tokens)
+        self._apply(optimizers, loss, "lower warm_start.learning_rate")
+        return loss
+
+    @torch.enable_grad()
+    def gradient(self, rows: Sequence[Row], max_tokens: int) -> float:
+        """Add the gradient of the supervised loss to the parameters' gradients. Returns the loss."""
         total = 0.0
         with self._training():
             for micro in self.micro_batches(rows, max_tokens):
                 loss = -(micro.weights * micro.model_log_probs(self.model)).sum()
                 micro.backward(loss)
                 total += loss.item()
-        self._apply(optimizers, total, "lower warm_start.learning_rate")
         return total
 
     def _apply(self, optimizers: Sequence[Optimizer], loss: float, remedy: str) -> float:

@@ -37,7 +37,7 @@ def memory_lines(config: TrainConfig, model: str, device: str) -> list[str]:
     model_config = load_config(model)
     try:
         shape = Shape.of(model_config)
-        return list(lines_about(config, shape, free_memory(device), on_gpu=device != "cpu"))
+        return list(lines_about(config, shape, free_memory(device), on_gpu=device == "cuda"))
     except Exception:  # the boundary of foreign configurations: no run ends for want of arithmetic
         log.debug("memory cannot be predicted", exc_info=True)
         return []
@@ -147,8 +147,8 @@ def _gb(size: int) -> str:
 
 
 def free_memory(device: str) -> int:
-    """The free bytes of a device now; for `cpu` of RAM, within this container's limit."""
-    if device != "cpu":
+    """The free bytes of a device now; for `cpu` and `mps` of RAM, within this container's limit."""
+    if device == "cuda":
         import torch
 
         return int(torch.cuda.mem_get_info()[0])

@@ -28,9 +28,7 @@ def make_adam(name: OptimizerName, parameters: Sequence[Tensor], rate: float) ->
     try:
         from bitsandbytes.optim import AdamW8bit
     except ImportError as exc:
-        raise ConfigError(
-            f"optimizer: adamw_8bit needs bitsandbytes ({exc}); in agentrl's folder: pip install -e '.[8bit]'"
-        ) from exc
+        raise ConfigError(f"optimizer: adamw_8bit needs bitsandbytes ({exc}): pip install 'agentrl-sdk[8bit]'") from exc
     _try_out(AdamW8bit, parameters[0].device)
     optimizer: Optimizer = AdamW8bit(parameters, rate, _BETAS, weight_decay=0.0)
     return optimizer

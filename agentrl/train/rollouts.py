@@ -15,6 +15,7 @@ from agentrl.engine.table import EngineParts, TrainingParts, open_engine
 from agentrl.env.env import Env
 from agentrl.episode.phases import PhaseSlots
 from agentrl.errors import ConfigError
+from agentrl.models.device import device_of
 from agentrl.models.vision import Vision
 from agentrl.render.base import Renderer
 from agentrl.rollout.loop.buffer import GroupBuffer
@@ -26,7 +27,6 @@ from agentrl.rollout.play.opponents import POLICY, Opponents, open_opponents
 from agentrl.rollout.play.remote import EpisodeOrder
 from agentrl.train.async_order import AsyncOrder, check_own_weights
 from agentrl.train.config import TrainConfig
-from agentrl.train.engine_choice import device_of
 from agentrl.train.handover import HandOver
 from agentrl.train.learner import Learner
 from agentrl.train.order import Collect, InTurn, StepOrder

@@ -147,6 +147,10 @@ class RunFolder:
         """The metrics of the steps so far. Raises ConfigError for a malformed line."""
         return _read_lines(self.metrics)
 
+    def read_evaluations(self) -> list[HeldOut]:
+        """The results of the evaluations so far, in order. Raises ConfigError for a malformed line."""
+        return [HeldOut.from_json(line) for line in _read_lines(self.evaluations)]
+
     def add_evaluation(self, name: str, step: int, evaluation: Evaluation) -> None:
         """Store the episodes and the result of an evaluation after `step`. If `name` names a step, this step counts."""
         self.write_trajectories(f"eval_{name}", evaluation.trajectories)
@@ -248,8 +252,7 @@ class RunFolder:
     def rewind(self, step: int, *, started: bool = True) -> None:
         """Remove the files of all steps after `step`. These steps will be played again. Unless RL has `started`, of the
         evaluations only the first stays."""
-        rows = [HeldOut.from_json(line) for line in _read_lines(self.evaluations)]
-        self.results = [row for row in rows if row.step <= step and (started or row.name == "start")]
+        self.results = [row for row in self.read_evaluations() if row.step <= step and (started or row.name == "start")]
         _write_lines(self.evaluations, (row.to_json() for row in self.results))
         _write_lines(self.metrics, (metrics for metrics in self.read_metrics() if metrics["step"] <= step))
         self._remove_after(step)

@@ -42,6 +42,7 @@ from agentrl.train.config import TrainConfig
 from agentrl.train.credit import uncredited_groups
 from agentrl.train.data import evaluation_tasks, limit_prompts, training_tasks
 from agentrl.train.engine_choice import with_engine_chosen
+from agentrl.train.halves import two_halves
 from agentrl.train.handover import HandOver
 from agentrl.train.learner import DivergedError, Schedule, random_states, set_learning_rate
 from agentrl.train.order import Groups
@@ -253,7 +254,7 @@ class Trainer:
         self._note_step_end()
         await self.handover.rest()
         tokens, began, done = 0, time.monotonic(), self.position.warm_steps
-        with Progress(self.console, "warm start", config.steps, done=done) as progress:
+        with Progress(self.console, "warm start", config.steps, done=done) as progress, two_halves(self.learner):
             batches = demonstration_batches(self.demonstrations.rows, config, self.config.seed)
             for step, rows in enumerate(islice(batches, done, None), done + 1):
                 for optimizer in self.warm_optimizers:

@@ -81,12 +81,19 @@ class Demonstrations:
     """The number of recorded episodes to learn from whose reward is 0 or less."""
     turns: list[int] = field(default_factory=list)
     """The number of turns of each episode and of each chat."""
+    longest: list[int] = field(default_factory=list)
+    """The number of tokens of the longest turn of each episode and of each chat."""
     shortened: list[str] = field(default_factory=list)
     """A line for each row whose last turns do not fit into the context and are left out: `file:line: how many
     turns`."""
     remarks: dict[str, list[str]] = field(default_factory=dict)
     """Possible mistake -> `file:line` of each learned row that has the mistake."""
     seconds: float = 0.0
+
+    def count_turns(self, trajectory: Trajectory) -> None:
+        turns = trajectory.turns
+        self.turns.append(len(turns) - trajectory.summaries)
+        self.longest.append(max((turn.sampled_tokens for turn in turns), default=0))
 
     def report(self) -> list[str]:
         """Lines for the user about the file: skipped rows, and rows that are imitated although they may be wrong."""
@@ -134,8 +141,10 @@ async def read_demonstrations(config: TrainConfig, model: Any, renderer: Rendere
     demonstrations = await load_demonstrations(config.warm_start.demonstrations, model.vocab_size, chats, say)
     for line in demonstrations.report():
         say(line)
-    if config.steps and (warning := beyond_the_limit(demonstrations.turns, config)):
-        say(warning)
+    if config.steps:
+        for warning in (beyond_the_limit(demonstrations.turns, config), too_long(demonstrations.longest, config)):
+            if warning:
+                say(warning)
     return demonstrations
 
 
@@ -149,6 +158,19 @@ def beyond_the_limit(turns: Sequence[int], config: TrainConfig) -> str:
     return (
         f"{longer:,} of {len(turns):,} demonstrations have more turns than limits.turns={limit}: the model will not be "
         "able to finish what it imitates; raise it"
+    )
+
+
+def too_long(longest: Sequence[int], config: TrainConfig) -> str:
+    """A warning about demonstrations with a turn of more tokens than a turn may have; empty if there are none.
+    `longest` has the number of tokens of the longest turn of each demonstration."""
+    limit = config.options().limits.max_tokens_per_turn
+    longer = sum(count > limit for count in longest)
+    if not longer:
+        return ""
+    return (
+        f"{longer:,} of {len(longest):,} demonstrations have a longer turn than limits.max_tokens_per_turn={limit}, "
+        f"the longest has {max(longest)} tokens: the model's turn will be cut before its end; raise the limit"
     )
 
 
@@ -180,7 +202,7 @@ def _add(demonstrations: Demonstrations, row: JSON, where: str, chats: ChatReade
     if not is_chat(row):
         episode = _trajectory(row, where)
         demonstrations.rows += _learned(episode, where, vocabulary, chats.renderer)
-        demonstrations.turns.append(len(episode.turns))
+        demonstrations.count_turns(episode)
         demonstrations.episodes += 1
         demonstrations.unrewarded += episode.reward is not None and episode.reward <= 0
         return
@@ -197,7 +219,7 @@ def _add(demonstrations: Demonstrations, row: JSON, where: str, chats: ChatReade
         demonstrations.shortened.append(f"{where}: its last {chat.left_out} turns are beyond the context, and left out")
     for remark in chat.remarks:
         demonstrations.remarks.setdefault(remark, []).append(where)
-    demonstrations.turns.append(len(chat.trajectory.turns))
+    demonstrations.count_turns(chat.trajectory)
     demonstrations.rows += _learned(chat.trajectory, where, vocabulary, chats.renderer)
 
 

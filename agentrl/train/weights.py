@@ -10,10 +10,10 @@ from typing import Any
 from transformers.utils.logging import disable_progress_bar
 
 from agentrl.models import SEEDED, load_model, load_tokenizer, save_model
+from agentrl.models.device import device_of
 from agentrl.models.vision import vision_of
 from agentrl.train import lora
 from agentrl.train.config import TrainConfig
-from agentrl.train.engine_choice import device_of
 from agentrl.train.learner import Learner
 from agentrl.train.lora import AdapterReference
 from agentrl.train.memory_advice import memory_lines

@@ -89,7 +89,8 @@ def _observed(trajectory: Trajectory) -> tuple[str, ...]:
     texts = list[str]()
     for turn, (start, end) in zip(trajectory.turns, _positions(trajectory), strict=False):
         messages = [message for message in trajectory.messages[start + 1 : end] if message.get("role") != "assistant"]
-        texts.append(turn.raw or "".join(text for message in messages for text in texts_in(message.get("content"))))
+        read = "".join(text for message in messages for text in texts_in(message.get("content")))
+        texts.append("" if turn.summary else turn.raw or read)  # after a summary, the model reads its own text
     while texts and not texts[-1]:
         texts.pop()
     return tuple(texts)
@@ -98,13 +99,10 @@ def _observed(trajectory: Trajectory) -> tuple[str, ...]:
 def _positions(trajectory: Trajectory) -> list[tuple[int, int]]:
     """For each turn, the index of the assistant message in `messages`, and the index after the following observations.
 
-    Assistant messages of the prompt precede the model's messages. Each turn has exactly one message of the model. In an
-    agent's session every prompt may contain assistant messages, so the session records the index of each reply.
+    Each turn has exactly one message of the model. In an agent's session the session records the index of each reply.
     """
     if trajectory.session is None:
-        replies = [i for i, message in enumerate(trajectory.messages) if message.get("role") == "assistant"]
-        replies = replies[len(replies) - len(trajectory.said) :]
-        return list(pairwise([*replies, len(trajectory.messages)]))
+        return list(pairwise([*trajectory.replies, len(trajectory.messages)]))
     nodes = sorted(trajectory.session["nodes"], key=lambda node: (node["segment"], node["message"]))
     ends = {
         node["turn"]: after["message"] if after and after["segment"] == node["segment"] else node["message"] + 1

@@ -20,41 +20,16 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import groupby, repeat
-from math import isnan
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NoReturn, Self, TypeVar, get_args
+from typing import Self, TypeVar, get_args
 from zlib import crc32
 
-from agentrl.errors import LedgerError
 from agentrl.image import Image
+from agentrl.trajectory.arrays import TokenIds, checked, id_array, log_prob_array, require
 from agentrl.trajectory.spans import Ledger, MaskReason, Source, Span, Spans, SpanType, Turn, runs_of
 from agentrl.types import JSON, Action, Generation, Rendered, RenderedImage, ToolCall, single_pads
 
 T = TypeVar("T")
-
-if TYPE_CHECKING:
-    _Ints = array[int]
-else:  # Python before 3.12 cannot subscript the class
-    _Ints = array
-
-_ROUNDING = 1e-4
-"""The highest log-prob that counts as a rounding error above 0: engines compute log-probs in float32."""
-_LARGEST = 3.4e38
-"""About the largest number of a float32."""
-
-
-class TokenIds(_Ints):
-    """An array of token ids that only grows. A reader need not compare earlier ids twice."""
-
-    __slots__ = ()
-
-    def __new__(cls, ids: Iterable[int] = ()) -> Self:
-        return super().__new__(cls, "i", ids)  # type: ignore[return-value]
-
-    def _refuse(self, *_: object) -> NoReturn:
-        raise TypeError("token ids that an engine may have been sent cannot be changed; append new ones")
-
-    __setitem__ = __delitem__ = __imul__ = insert = pop = remove = reverse = byteswap = clear = _refuse
 
 
 class Segment:
@@ -71,9 +46,11 @@ class Segment:
         "_sent",
         "_trained",
         "branch",
+        "first_message",
         "ids",
         "media",
         "prompt_length",
+        "request",
         "said",
         "spans",
         "thinking",
@@ -89,6 +66,10 @@ class Segment:
         self.branch = ""
         """In an agent's session: the branch name of the replies, such as `solver/1`. "" for the main line. The role is
         the part before the first slash."""
+        self.first_message = 0
+        """Index in `Trajectory.messages` of the first message in the prompt. Above 0 after a summary."""
+        self.request = ""
+        """The request for a summary, if the next or the open turn is the summary; else ""."""
         self.spans = Spans()
         self.turns: list[Turn] = []
         self.thinking = False
@@ -227,7 +208,7 @@ class Segment:
         require(self.prompt_length > 0, "a model turn needs a prompt before it")
         require(prompt_tokens in (None, len(self.ids)), f"sent {prompt_tokens} tokens of {len(self.ids)}")
         if not self.open:
-            self.turns.append(Turn())
+            self.turns.append(Turn(summary=bool(self.request)))
         self._sent.extend((len(self.ids), self._digest))
         self.turns[-1].add(generation, prompt_tokens=len(self.ids), seconds=seconds)
         for version, start, stop, masked in runs_of(generation):
@@ -245,6 +226,7 @@ class Segment:
             not action.tokens or list(action.tokens) == self.turn_tokens, "an action of other tokens than the turn's"
         )
         self.said.append(replace(action, tokens=()))
+        self.request = ""
         self.turns[-1].calls = [call.name for call in action.calls if call.error is None]
 
     def append_observation(self, rendered: Rendered) -> None:
@@ -375,8 +357,8 @@ class Segment:
             )
         trained = sum(span.stop - span.start for span in self.spans if span.trained)
         require(self._trained == trained, f"trained {self._trained} != {trained} in the spans")
-        _log_prob_array(self._log_probs)
-        _id_array(self.ids)
+        log_prob_array(self._log_probs)
+        id_array(self.ids)
         self._verify_media()
 
     def _verify_media(self) -> None:
@@ -403,6 +385,8 @@ class Segment:
             "actions": [asdict(action) for action in self.actions],
             "thinking": self.thinking,
             **({"branch": self.branch} if self.branch else {}),
+            **({"first_message": self.first_message} if self.first_message else {}),
+            **({"request": self.request} if self.request else {}),
             **({"media": [[m.start, m.stop, m.image.digest] for m in self.media]} if self.media else {}),
         }
 
@@ -414,11 +398,12 @@ class Segment:
         for start, stop, digest in data.get("media", ()):
             require(digest in images, f"the image of the tokens {start} to {stop} is in no message")
             self.media.append(RenderedImage(start, stop, images[digest]))
-        self.ids, self.prompt_length = TokenIds(_id_array(data["tokens"])), data["prompt_length"]
+        self.ids, self.prompt_length = TokenIds(id_array(data["tokens"])), data["prompt_length"]
         self.spans = Spans(Span(**span) for span in data["spans"])
         self.turns = [Turn.from_json(turn) for turn in data["turns"]]
         self.said = [_action_from_json(action) for action in data["actions"]]
         self.thinking, self.branch = data["thinking"], data.get("branch", "")
+        self.first_message, self.request = data.get("first_message", 0), data.get("request", "")
         for span in self.spans:
             self._count(span)
         require(list(data["loss_mask"]) == self.loss_mask, "loss_mask differs from the spans")
@@ -426,7 +411,7 @@ class Segment:
         require(len(log_probs) == len(sources), f"{len(log_probs)} log_probs of {len(sources)} tokens")
         pairs = list(zip(log_probs, sources, strict=True))
         require(not any(x for x, source in pairs if source != "sampled"), "tokens that were not sampled have log_probs")
-        self._log_probs = _log_prob_array([x for x, source in pairs if source == "sampled"])
+        self._log_probs = log_prob_array([x for x, source in pairs if source == "sampled"])
         self._digest = crc32(self.ids)
         self.verify()
         return self
@@ -447,44 +432,6 @@ class Segment:
 
 def _moved(media: Iterable[RenderedImage], by: int) -> list[RenderedImage]:
     return [image.moved(by) for image in media]
-
-
-def require(condition: bool, message: str) -> None:
-    """Raises LedgerError unless the condition holds."""
-    if not condition:
-        raise LedgerError(message)
-
-
-def checked(generation: Generation) -> tuple[array[int], array[float]]:
-    """The tokens and log-probs of a generation. Raises LedgerError for an invalid value, or if the lengths differ."""
-    tokens, log_probs = _id_array(generation.tokens), _log_prob_array(generation.log_probs)
-    require(len(tokens) == len(log_probs), f"{len(tokens)} sampled tokens but {len(log_probs)} log_probs")
-    require(len(generation.constrained) in (0, len(tokens)), f"not one flag of a grammar for {len(tokens)} tokens")
-    return tokens, log_probs
-
-
-def _id_array(tokens: Iterable[int]) -> array[int]:
-    """Token ids as an array. Raises LedgerError for an invalid id."""
-    try:
-        ids = array("i", tokens)
-    except (TypeError, OverflowError) as exc:
-        raise LedgerError(f"token ids are whole numbers from 0 to 2**31 - 1: {exc}") from exc
-    require(not ids or min(ids) >= 0, "a token id is negative")
-    return ids
-
-
-def _log_prob_array(log_probs: Iterable[float]) -> array[float]:
-    """Log-probs as an array. Raises LedgerError for an invalid log-prob."""
-    values = list(log_probs)
-    try:
-        # A NaN makes the sum NaN. The smallest and the largest number do not show a NaN.
-        valid = not values or (min(values) >= -_LARGEST and max(values) <= _ROUNDING and not isnan(sum(values)))
-    except TypeError as exc:
-        raise LedgerError(f"log_probs are numbers: {exc}") from exc
-    if not valid:
-        bad = next(x for x in values if not -_LARGEST <= x <= _ROUNDING)
-        raise LedgerError(f"a log_prob is {bad}; it must be finite and at most 0")
-    return array("f", values)
 
 
 def _per_token(spans: Sequence[Span], value: Callable[[Span], T]) -> list[T]:

@@ -212,6 +212,8 @@ class Turn:
     reward: float | None = None
     raw: str = ""
     """Raw text from the Env that continued this turn, before any cut. No message holds the text."""
+    summary: bool = False
+    """Whether the turn is a summary of the conversation, after which the next segment begins."""
     meta: list[Mapping[str, Any]] = field(default_factory=list)
     """The engine's own `meta` of each generation (top-p ids, routed experts); not serialised."""
 
@@ -228,12 +230,10 @@ class Turn:
         self.weight_versions = [*self.weight_versions, *versions]
 
     def to_json(self) -> dict[str, JSON]:
-        """The turn as JSON, without `meta` and without an empty `raw`."""
+        """The turn as JSON, without `meta`. `raw` and `summary` are left out if empty."""
         data = asdict(replace(self, meta=[]))
         del data["meta"]
-        if not self.raw:
-            del data["raw"]
-        return data
+        return {name: value for name, value in data.items() if value or name not in ("raw", "summary")}
 
     @classmethod
     def from_json(cls, data: Mapping[str, JSON]) -> Self:

@@ -20,7 +20,8 @@ from typing import Self, TypeVar
 from agentrl.errors import Failure
 from agentrl.image import images_in
 from agentrl.plain import to_json_lossy
-from agentrl.trajectory.segment import Segment, require
+from agentrl.trajectory.arrays import require
+from agentrl.trajectory.segment import Segment
 from agentrl.trajectory.spans import Ledger, MaskReason, Source, Span, Turn
 from agentrl.types import (
     JSON,
@@ -157,6 +158,31 @@ class Trajectory:
         return sum([len(segment.turns) for segment in self.segments])
 
     @property
+    def summaries(self) -> int:
+        """Number of turns that are summaries: the last turn of a segment, if `limits.compact_at` is set."""
+        return sum([bool(segment.turns) and segment.turns[-1].summary for segment in self.segments])
+
+    @property
+    def conversation(self) -> Sequence[Message]:
+        """The messages that the model reads now: all `messages`, or those after the last summary."""
+        first = self.segment.first_message
+        return self.messages[first:] if first else self.messages
+
+    @property
+    def replies(self) -> list[int]:
+        """For each closed turn of an Env's episode, the index of its message in `messages`.
+
+        A prompt may hold assistant messages, too, which precede the model's messages.
+        """
+        places, counts = list[int](), dict[int, int]()
+        for segment in self.segments:
+            counts[segment.first_message] = counts.get(segment.first_message, 0) + len(segment.said)
+        for (first, count), stop in zip(counts.items(), [*counts, len(self.messages)][1:], strict=True):
+            replies = [i for i in range(first, stop) if self.messages[i].get("role") == "assistant"]
+            places += replies[len(replies) - count :]
+        return places
+
+    @property
     def actions(self) -> list[Action]:
         """The action of each closed turn, with its tokens. Each access makes new objects."""
         return self._in_time([segment.actions for segment in self.segments])
@@ -172,13 +198,14 @@ class Trajectory:
 
     @property
     def final(self) -> Action | None:
-        """The last action of the last segment, without tokens. For an agent, the last action that the client
-        received."""
+        """The last action of the last segment, without tokens. A summary does not count. For an agent, the last action
+        that the client received."""
         for segment in reversed(self.segments):
             masked = "undelivered" in segment.ledger.masked  # usually not, and then no span is read
             lost = {span.turn for span in segment.spans if span.masked == "undelivered"} if masked else ()
-            got = [action for turn, action in enumerate(segment.said) if turn not in lost]
-            if actions := got or segment.said:
+            answers = [(turn, action) for turn, action in enumerate(segment.said) if not segment.turns[turn].summary]
+            received = [action for turn, action in answers if turn not in lost]
+            if actions := received or [action for _, action in answers]:
                 return actions[-1]
         return None
 
@@ -317,19 +344,22 @@ class Trajectory:
         self.messages.extend(messages)
         self.unread += len(messages)
 
-    def begin_segment(self, rendered: Rendered, messages: Sequence[Message] = ()) -> None:
+    def begin_segment(self, rendered: Rendered, messages: Sequence[Message] = (), *, summarized: bool = False) -> None:
         """Continue in a new segment with another prompt. The segment so far is trained unchanged.
 
-        `rendered` is the whole next prompt. Earlier turns in the prompt are not trained again. Raises LedgerError if no
-        turn was closed after the last prompt.
+        `rendered` is the whole next prompt. Earlier turns in the prompt are not trained again. `summarized`: the prompt
+        holds only `messages`, after a summary of all messages so far. Raises LedgerError if no turn was closed after
+        the last prompt.
         """
         last = self.segment
         require(bool(last.turns) and not last.open, "a segment ends with a turn that an action has closed")
         fresh = Segment()
         fresh.append_prompt(rendered)
+        fresh.first_message = len(self.messages) if summarized else last.first_message
         self.segments.append(fresh)
         self.messages.extend(messages)
-        self._count_special(rendered.special - self.info.get("special_tokens", 0))  # it holds all messages so far
+        # The prompt holds messages that were counted before.
+        self._count_special(max(rendered.special - self.info.get("special_tokens", 0), 0))
         self.checks += rendered.checks
 
     def mask(self, reason: MaskReason, *, turn: int | None = None) -> None:

@@ -32,6 +32,8 @@ class Source:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._open: dict[str, EpisodeFile] = {}
+        self._names = frozenset[str]()
+        """The names of the last listing."""
 
     @property
     def name(self) -> str:
@@ -44,7 +46,9 @@ class Source:
     def file(self, name: str) -> EpisodeFile:
         """A listed file. Raises ConfigError for any other name."""
         if name not in self._open:
-            if name not in self.listing():
+            if name not in self._names:
+                self._names = frozenset(self.listing())
+            if name not in self._names:
                 raise ConfigError(f"{self.name} holds no file {name!r}")
             self._open[name] = self._opened(name)
         return self._open[name]

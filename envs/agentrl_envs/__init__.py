@@ -1,3 +1,1 @@
 """Environments for agentrl. Each environment is a package."""
-
-__version__ = "0.1.0"

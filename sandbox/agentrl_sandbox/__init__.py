@@ -11,8 +11,6 @@ from agentrl_sandbox.local.sandbox import LocalSandbox
 from agentrl_sandbox.pool import SandboxPool
 from agentrl_sandbox.spec import SandboxSpec
 
-__version__ = "0.1.0"
-
 __all__ = [
     "Backend",
     "ExecCall",

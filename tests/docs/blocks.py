@@ -41,7 +41,8 @@ from agentrl.train.config import TrainConfig
 from tests.docs.shell import check_line, is_command
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SKILLS = sorted((ROOT / "skills").glob("*/SKILL.md"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *SKILLS]
 COMMENT = re.compile(r"<!-- (given|config|not run|not checked): (.*?) -->")
 NAMED = re.compile(r"# ([\w/]+\.py)\b")
 AUTHOR = re.compile(r"(model[*?-]?|not model|env|template)( t\d+)? +\| ")

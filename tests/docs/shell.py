@@ -45,13 +45,18 @@ def _words(line: str) -> list[str]:
 
 def check_line(line: str) -> None:
     """Raises an error that names what does not exist."""
-    words, part = _words(line), []
+    words, part = _redirected(_words(line)), []
     for word in [*words, ";"]:
         if word in (";", "&&", "&", "|") or word.endswith(";"):
             _check([*part, *([word[:-1]] if word.endswith(";") and len(word) > 1 else [])])
             part = []
         else:
             part.append(word)
+
+
+def _redirected(words: list[str]) -> list[str]:
+    """The words without `> FILE`."""
+    return [word for before, word in zip(["", *words], words, strict=False) if word != ">" and before != ">"]
 
 
 def _check(words: list[str]) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agentrl.engine.sglang import encoding
 from agentrl.engine.sglang.client import _body
 from agentrl.engine.sglang.encoding import HistoryEncoder
-from agentrl.trajectory.segment import TokenIds
+from agentrl.trajectory.arrays import TokenIds
 
 tokens = st.integers(0, 200_000)
 KINDS = [list, tuple, TokenIds, lambda ids: array("i", ids), lambda ids: array("q", ids)]

@@ -188,3 +188,40 @@ async def test_what_an_api_says_plays_over_every_template(renderer, first):
     assert (t.failure, t.reward) == (None, 1.0)
     carries = renderer.certificate.capabilities["calls"] and first == "one call"
     assert not carries or "not_carried" not in t.info["player"]
+
+
+class Summarized(Capitals):
+    searches = 0
+
+    async def exec_tool(self, made):
+        self.searches += 1
+        return f"Result {self.searches}: the capital is Paris."
+
+    def ask_summary(self, trajectory):
+        return "Sum up." if self.searches == 2 and not trajectory.summaries else ""
+
+
+async def test_after_a_summary_the_bridges_are_those_of_a_new_conversation(renderer):
+    """Templates that number calls, or look for earlier results, see only the calls after the summary."""
+    if not renderer.certificate.capabilities["calls"]:
+        pytest.skip("this template writes no calls")
+    script = [SEARCH, SEARCH, "It is Paris.", SEARCH, SEARCH, SEARCH, "Paris"]
+    engine, env = ScriptedEngine(script, renderer), Summarized()
+    bound = renderer.bind([made.spec for made in tools_of(Summarized).values()])
+    compact_at = len(bound.prompt("?").tokens) + 1
+    t = await run_episode(
+        env,
+        Task(prompt="?", label="Paris"),
+        engine=engine,
+        renderer=renderer,
+        options=EpisodeOptions(limits=Limits(compact_at=compact_at, turns=9)),
+    )
+    assert t.failure is None, t.failure
+    t.verify()
+    assert (t.stop, t.summaries, t.prefix_breaks, t.reward) == (StopReason.DONE, 1, 0, 1.0)
+    assert [len(segment.turns) for segment in t.segments] == [3, 4]
+    assert "It is Paris." in renderer.decode(t.segment.ids[: t.segment.prompt_length])
+    assert "Sum up." not in renderer.decode(t.segment.ids)
+    if renderer.certificate.level == "exact":
+        for request, place in zip(engine.requests[3:], t.replies[3:], strict=True):
+            assert request == [*bound.prompt(t.messages[t.segment.first_message : place]).tokens]

@@ -395,3 +395,25 @@ def test_other_families_are_refused_by_name(tmp_path):
 async def test_many_episodes_at_once(vision, renderer):
     played = await asyncio.gather(*(play(renderer) for _ in range(20)))
     assert len({tuple(t.tokens) for t, _ in played}) == 1
+
+
+async def test_after_a_summary_only_the_images_of_the_first_prompt_remain(vision, renderer):
+    """They count once for the limits, and every later request has them alone."""
+
+    class Summarized(Screens):
+        def ask_summary(self, trajectory):
+            return "" if trajectory.summaries else "Sum up."
+
+    script = [*SCRIPT[:1], "I saw it.", *SCRIPT[1:]]
+    pixels = 2 * sum(image.width * image.height for image in (A, B, C))
+    plain, _ = await play(renderer)
+    limits = {"compact_at": plain.prompt_length + 1, "image_pixels": pixels}
+    t, engine = await play(renderer, script, Summarized(), **limits)
+    assert t.failure is None, t.failure
+    t.verify()
+    assert (t.summaries, t.stop) == (1, StopReason.DONE)
+    assert engine.images[1] == [A, B], "the summary's own request"
+    assert engine.images[2] == [A]
+    assert [image.image for image in t.segments[1].media][:1] == [A]
+    data = json.loads(json.dumps(t.to_json()))
+    assert [len(s.media) for s in Trajectory.from_json(data).segments] == [len(s.media) for s in t.segments]

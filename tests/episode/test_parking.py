@@ -39,7 +39,7 @@ async def test_a_file_is_written_whole_and_read_once(tmp_path):
     before = parked(saved={"files": b"x" * 1000})
     ticket = await place.park(before, 60)
     assert ticket == {
-        "version": 9,
+        "version": 10,
         "how": "snapshot",
         "key": ticket["key"],
         "until": pytest.approx(time.time() + 60, 2),
@@ -150,8 +150,8 @@ async def test_what_cannot_be_pickled_or_written_leaves_nothing(tmp_path, monkey
     [
         (b"agentrl parked 1\n", "written by another version"),
         (b"", "written by another version"),
-        (b"agentrl parked 9\n\x80garbage", "cannot be read: "),
-        (b"agentrl parked 9\ncno_such_module\nThing\n.", "cannot be read: ModuleNotFoundError"),
+        (b"agentrl parked 10\n\x80garbage", "cannot be read: "),
+        (b"agentrl parked 10\ncno_such_module\nThing\n.", "cannot be read: ModuleNotFoundError"),
     ],
 )
 async def test_a_file_that_is_not_ours(tmp_path, written, reason):
@@ -167,13 +167,13 @@ async def test_a_file_that_is_not_ours(tmp_path, written, reason):
 @pytest.mark.parametrize(
     ("ticket", "reason"),
     [
-        ({}, "version None; this agentrl reads 9"),
+        ({}, "version None; this agentrl reads 10"),
         ({"version": 1, "key": "0" * 32}, "version 1"),
-        ({"version": 9}, "names nothing: None"),
-        ({"version": 9, "key": 7}, "names nothing: 7"),
-        ({"version": 9, "key": "../secret"}, "names nothing: '../secret'"),
-        ({"version": 9, "key": "0" * 32, "how": "replay"}, "gone: expired, or used before"),
-        ({"version": 9, "key": "0" * 32, "how": "alive"}, "not open here"),
+        ({"version": 10}, "names nothing: None"),
+        ({"version": 10, "key": 7}, "names nothing: 7"),
+        ({"version": 10, "key": "../secret"}, "names nothing: '../secret'"),
+        ({"version": 10, "key": "0" * 32, "how": "replay"}, "gone: expired, or used before"),
+        ({"version": 10, "key": "0" * 32, "how": "alive"}, "not open here"),
     ],
 )
 async def test_a_ticket_that_is_none(tmp_path, ticket, reason):
@@ -224,3 +224,11 @@ def test_threads_that_come_first_share_one_folder(monkeypatch):
     with ThreadPoolExecutor(4) as pool:
         folders = set(pool.map(lambda parking: parking.saved.folder, [Parking() for _ in range(4)]))
     assert len(folders) == len(made) == 1
+
+
+async def test_the_end_of_an_episode_without_a_file_needs_no_thread(tmp_path, monkeypatch):
+    """As the end of nearly every episode is."""
+    place = Parking(str(tmp_path))
+    monkeypatch.setattr(asyncio, "to_thread", lambda *_: pytest.fail("a thread"))
+    await place.ended(place.key("a session"))
+    await place.give_back(place.key("a session"))

@@ -243,6 +243,8 @@ async def test_thoughts_are_kept_whatever_the_client_does_with_them(renderer):
     assert (lengths(t), talk.audits) == ([2], ["told_in_another_spelling"])
     with pytest.raises(ConfigError, match='set thinking to "keep"'):
         Session("k").play(talk.engine, thinker, EpisodeOptions(thinking="strip"), None, "s")
+    with pytest.raises(ConfigError, match=r"an agent writes its own summaries: leave out limits\.compact_at"):
+        Session("k").play(talk.engine, thinker, EpisodeOptions(limits=Limits(compact_at=100)), None, "s")
 
 
 @pytest.mark.parametrize("when", ["running", "whole"])

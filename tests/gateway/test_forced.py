@@ -268,7 +268,7 @@ async def test_the_same_prompt_with_another_demand_is_another_request(renderer):
 
 def test_flags_must_cover_the_tokens(renderer):
     from agentrl.errors import LedgerError
-    from agentrl.trajectory.segment import checked
+    from agentrl.trajectory.arrays import checked
 
     with pytest.raises(LedgerError, match="not one flag of a grammar for 2 tokens"):
         checked(Generation([1, 2], [-0.1, -0.1], "stop", constrained=[True]))

@@ -16,6 +16,7 @@ MODULES = {
     "openenv": "openenv",
     "verl": "verl",
     "skyrl": "skyrl_gym",
+    "skyrl_server": "skyrl",
 }
 """Host -> the module that is there if the host is installed."""
 

@@ -44,7 +44,7 @@ NAMES: Sequence[tuple[str, str, str, str]] = (
     ("train", "", "has seats", "seats play in train, and the replay has one policy"),
     ("", "", "has seats", "seats"),
     ("", "", "images", "images"),
-    ("", "", 'thinking="strip"|several sequences', "several sequences"),
+    ("", "", "thinking: strip|several sequences", "several sequences"),
     ("tinker", "", "has stop strings", "stop strings"),
     ("openenv", "", "begins another conversation", "several conversations"),
     ("openenv|verifiers", "text without a template", "^conversation: ", "text without a template"),

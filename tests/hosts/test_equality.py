@@ -7,9 +7,11 @@ from random import Random
 
 import pytest
 
-from agentrl import EpisodeOptions, Limits, StopReason
+from agentrl import ConfigError, EpisodeOptions, Limits, StopReason, run_episode
 from agentrl.hosts.equality import HostEpisode, HostRow, HostTurn, differences
 from agentrl.testing import call
+from tests.episode import compacting
+from tests.episode.compacting import Short, Walker, oracle
 from tests.hosts.envs import Breaks, BreaksAtReset, TwoTools, Weather, turns
 from tests.hosts.hosting import played
 
@@ -104,3 +106,27 @@ async def test_the_words_of_a_difference(renderer):
     assert str(difference) == "turns: the host ends after 1 turns, and agentrl goes on"
     ids = await differences(replace(host, turns=[HostTurn([5], [6], [-1.0])]), Weather(), renderer)
     assert str(ids[0]).startswith("prompt: before turn 1, token 0: the host has 5, and agentrl ")
+
+
+async def test_an_episode_with_summaries_is_compared_row_by_row(renderer):
+    """The rows come from an oracle of segments, which reads the requests alone."""
+    limits = Limits(turns=13, context=780, compact_at=330)
+    engine = Walker(renderer)
+    options = EpisodeOptions(limits=limits)
+    await run_episode(Short(), compacting.TASK, engine=engine, renderer=renderer, options=options)
+    rows = [
+        HostRow(row.ids, [*([0] * len(row.prompt)), *row.mask], [*([0.0] * len(row.prompt)), *row.log_probs])
+        for row in oracle(engine.log)
+    ]
+    turns = [HostTurn(ids, sampled, log_probs) for ids, sampled, log_probs in engine.log]
+    host = HostEpisode(compacting.TASK, turns, rows, reward=1.0, stop=StopReason.DONE)
+    assert await differences(host, Short(), renderer, options=options) == []
+    joined = replace(host, rows=rows[:-1])
+    assert [one.name for one in await differences(joined, Short(), renderer, options=options)] == ["rows"]
+
+
+def test_doors_with_one_sequence_for_each_episode_refuse_summaries():
+    from agentrl.hosts.trl import TRLRollouts
+
+    with pytest.raises(ConfigError, match=r"TRL takes one sequence for each episode: leave out limits\.compact_at"):
+        TRLRollouts(Short, limits={"compact_at": 500})

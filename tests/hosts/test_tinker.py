@@ -146,6 +146,14 @@ async def test_the_data_sets():
     assert train.get_batch(0)[0].logging_tags() == ["Weather"]
 
 
+def test_each_epoch_has_all_tasks_in_another_order():
+    ids = [builder.task.id for builder in rollouts(Weather, epochs=3).dataset("train").builders]
+    each = [ids[place : place + len(ids) // 3] for place in range(0, len(ids), len(ids) // 3)]
+    assert [sorted(epoch) for epoch in each] == [sorted(task.id for task in rollouts(Weather).tasks())] * 3
+    assert each[0] != each[1] != each[2]
+    assert len(rollouts(Weather).dataset("train").builders) == len(each[0])
+
+
 async def test_what_cannot_work_is_said_at_once(renderer):
     class Stops(Env):
         turn_options = TurnOptions(stop="!")

@@ -114,8 +114,10 @@ async def test_the_engine_samples_from_the_weights_of_each_step(renderer, tmp_pa
 
 
 async def test_what_cannot_work_is_said_at_once(renderer, tmp_path):
-    with pytest.raises(ConfigError, match='leave out thinking="strip"'):
+    with pytest.raises(ConfigError, match="leave out thinking: strip"):
         TRLRollouts(Weather, thinking="strip")
+    with pytest.raises(ConfigError, match=r"leave out limits\.compact_at"):
+        TRLRollouts(Weather, limits={"compact_at": 500})
     with pytest.raises(ConfigError, match="the same object as rollout_func"):
         TRLRollouts.reward(["sunny"])
     rollouts = Recorded(Buggy, limits=LIMITS, policy=Policy(renderer))

@@ -46,8 +46,10 @@ async def test_each_output_is_the_episode(cls, renderer):
 
 
 async def test_what_cannot_work_is_said_at_once(renderer):
-    with pytest.raises(ConfigError, match='leave out thinking="strip"'):
+    with pytest.raises(ConfigError, match="leave out thinking: strip"):
         agent_loop(Weather, thinking="strip")
+    with pytest.raises(ConfigError, match=r"leave out limits\.compact_at"):
+        agent_loop(Weather, limits={"compact_at": 500})
     loop = loop_of(Weather, Servers(Policy(renderer), 0), RESPONSE, limits=LIMITS)
     with pytest.raises(ConfigError, match="write the column task_id"):
         await loop.run({"temperature": 0.5}, raw_prompt=[])

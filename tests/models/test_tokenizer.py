@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -34,6 +35,17 @@ def test_a_folder_that_holds_a_tokenizer_alone(tmp_path: Path) -> None:
     assert same(load_tokenizer(str(alone(tmp_path))))
     (tmp_path / "tokenizer_config.json").unlink()
     assert same(load_tokenizer(str(tmp_path), chat_template="{{ messages }}")), "a tokenizer.json is enough"
+
+
+def test_the_tokenizer_of_a_saved_tiny_needs_no_torch(tmp_path: Path) -> None:
+    """`agentrl show` opens it for each episode; torch takes two seconds to import."""
+    alone(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}', encoding="utf-8")
+    code = f"import sys; from agentrl.models import load_tokenizer as load; load({str(tmp_path)!r})"
+    out = subprocess.run(
+        [sys.executable, "-c", f"{code}; print('torch' in sys.modules)"], capture_output=True, text=True
+    )
+    assert out.stdout.split() == ["False"], out.stderr
 
 
 def test_a_name_that_the_cache_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

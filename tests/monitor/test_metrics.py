@@ -8,7 +8,7 @@ from agentrl import Env, Limits, Task, tool
 from agentrl.errors import LedgerError
 from agentrl.monitor import RolloutMetrics
 from agentrl.testing import call, rollout
-from agentrl.trajectory.segment import TokenIds
+from agentrl.trajectory.arrays import TokenIds
 
 BROKEN = '<tool_call>\n{"name": "search"'
 

@@ -12,6 +12,7 @@ from tokenizers import AddedToken
 from agentrl.render import beginnings, load_renderer
 from agentrl.render.beginnings import BeginningEncoder, TokenMemory, markers_in, remembering
 from agentrl.render.raw import encoder_of
+from agentrl.render.template import Template
 from tests.render.conftest import chatml_tokenizer, llama_tokenizer, sentencepiece_tokenizer
 from tests.render.markers import TOOL, template_files, tokenizer_of
 
@@ -174,3 +175,16 @@ def test_threads_share_it(memory):
             assert found == [own(text) for text in texts[part::4]]
     assert len(memory.entries) == 3
     assert memory.size == sum(map(len, memory.entries.values()))
+
+
+@pytest.mark.parametrize("clock", ["", "{{- strftime_now('%Y') -}}"], ids=["group", "with a clock"])
+def test_the_episodes_of_a_group_share_the_text_of_their_prompt(clock, monkeypatch):
+    tokenizer = chatml_tokenizer()
+    renderer = load_renderer(tokenizer, chat_template=clock + tokenizer.chat_template)
+    texts, render = [], Template.render
+    monkeypatch.setattr(Template, "render", lambda *args, **how: texts.append(render(*args, **how)) or texts[-1])
+    question = [{"role": "user", "content": "Which river?"}]
+    prompts = [renderer.prompt([dict(message) for message in question]) for _ in range(3)]
+    assert len(set(prompts)) == 1
+    assert len(texts) == (6 if clock else 2)
+    assert renderer.prompt([{"role": "user", "content": "Which lake?"}]) != prompts[0]

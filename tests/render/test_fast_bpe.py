@@ -5,10 +5,13 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import os
 import random
+import subprocess
 import sys
+import threading
+import time
 import weakref
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,7 +46,7 @@ def on(monkeypatch, tmp_path):
 def proofs(monkeypatch):
     """The proofs that were made, in this process in place of another, and always in favour."""
     made: list[str] = []
-    monkeypatch.setattr(fast_bpe, "_proved", lambda serialized: made.append(serialized) or "")
+    monkeypatch.setattr(fast_bpe, "_proved", lambda serialized, background: made.append(serialized) or "")
     return made
 
 
@@ -91,7 +94,7 @@ def test_a_real_proof_is_made_once_a_machine(tmp_path, monkeypatch):
     assert json.loads(file.read_text())["off"] == first.off
     assert first.off in ("", "it is slower than the tokenizer")
 
-    monkeypatch.setattr(fast_bpe, "_proved", lambda serialized: pytest.fail("proved again"))
+    monkeypatch.setattr(fast_bpe, "_proved", lambda *_: pytest.fail("proved again"))
     file.write_text('{"off": ""}')
     assert loaded(chatml_tokenizer(*TAGS)).encode is not None
     file.write_text('{"off": "it encodes otherwise"}')
@@ -108,15 +111,95 @@ def test_another_vocabulary_needs_another_proof(proofs):
     assert len(proofs) == 2
 
 
-@pytest.mark.parametrize("setting", [None, "", "off", "0"])
-def test_without_the_switch_nothing_is_read_or_proved(monkeypatch, proofs, setting):
+@pytest.mark.parametrize("setting", ["off", "0"])
+def test_off_reads_and_proves_nothing(monkeypatch, proofs, setting):
     tokenizer = chatml_tokenizer(*TAGS)
-    if setting is None:
-        monkeypatch.delenv(VARIABLE)
-    else:
-        monkeypatch.setenv(VARIABLE, setting)
+    monkeypatch.setenv(VARIABLE, setting)
+    monkeypatch.setattr(fast_bpe, "_SMALL", 0)
     assert fast_encoder_of(tokenizer).__name__ == "fast"
     assert (tokenizer in fast_bpe.BPES, proofs) == (False, [])
+
+
+@pytest.fixture
+def unset(monkeypatch):
+    """The variable is not set, and the test's small vocabulary counts as a large one."""
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setattr(fast_bpe, "_SMALL", 0)
+    monkeypatch.setattr(fast_bpe, "PATIENCE", 5_000)
+
+
+def loads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "agentrl-fast-bpe"]
+
+
+def test_a_process_loads_it_after_much_text(unset, proofs):
+    tokenizer = chatml_tokenizer(*TAGS)
+    encode, bpe = fast_encoder_of(tokenizer), loaded(tokenizer)
+    texts = [prose(number) for number in range(40)]
+    encoded = [encode(text) for text in texts if bpe.patience > 0]
+    assert sum(map(len, texts[: len(encoded) - 1])) < fast_bpe.PATIENCE <= sum(map(len, texts[: len(encoded)]))
+    for thread in loads():
+        thread.join()
+    assert (len(proofs), bpe.off, bpe.encode is not None) == (1, "", True)
+    bpe.every = 10**9
+    encoded += map(encode, texts[len(encoded) :])
+    assert encoded == [own(tokenizer, text) for text in texts]
+    assert fast_encoder_of(tokenizer)("x y") == own(tokenizer, "x y")
+    assert len(proofs) == 1
+
+
+def test_little_text_costs_nothing(unset, proofs):
+    tokenizer = chatml_tokenizer(*TAGS)
+    assert fast_encoder_of(tokenizer)("x" * 4_999) == own(tokenizer, "x" * 4_999)
+    assert (proofs, loads(), loaded(tokenizer).encode) == ([], [], None)
+
+
+def test_the_switch_loads_at_once_what_waits_for_text(unset, monkeypatch, proofs):
+    tokenizer = chatml_tokenizer(*TAGS)
+    assert loaded(tokenizer).encode is None
+    monkeypatch.setenv(VARIABLE, "on")
+    assert loaded(tokenizer).encode is not None
+
+
+@pytest.mark.parametrize("without", ["fastokens", "a large vocabulary"])
+def test_nobody_waits_for_a_load_that_does_not_pay(unset, monkeypatch, without):
+    if without == "fastokens":
+        monkeypatch.setattr(fast_bpe, "find_spec", lambda name: None)
+    else:
+        monkeypatch.setattr(fast_bpe, "_SMALL", 16_384)
+    tokenizer = chatml_tokenizer(*TAGS)
+    assert fast_encoder_of(tokenizer).__name__ == "fast"
+    assert tokenizer not in fast_bpe.BPES
+
+
+def test_a_thread_proves_only_where_the_verdict_can_be_kept(unset, monkeypatch, tmp_path, proofs, caplog):
+    """Each process of a cluster would make the proof otherwise. Nobody has asked, so nobody is warned."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(fast_bpe, "PATIENCE", 1)
+    tokenizer = chatml_tokenizer(*TAGS)
+    assert fast_encoder_of(tokenizer)("x y") == own(tokenizer, "x y")
+    for thread in loads():
+        thread.join()
+    assert "NotADirectoryError" in loaded(tokenizer).off
+    assert (proofs, caplog.records) == ([], [])
+
+
+def test_a_prover_ends_soon_after_its_parent():
+    """The prover waits for a tokenizer from a pipe that this test holds."""
+    reading, writing = os.pipe()
+    command = [sys.executable, "-m", "agentrl.render.fast_bpe"]
+    program = (
+        "import os, subprocess; "
+        f"print(subprocess.Popen([*{command}, str(os.getpid())], stdin={reading}, stdout=subprocess.DEVNULL).pid)"
+    )
+    parent = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, pass_fds=(reading,))
+    os.close(reading)
+    prover, deadline = Path("/proc", parent.stdout.strip(), "cmdline"), time.monotonic() + 60
+    while prover.exists() and b"fast_bpe" in prover.read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.close(writing)
+    assert time.monotonic() < deadline
 
 
 def test_a_setting_that_is_neither_on_nor_off(monkeypatch):
@@ -126,10 +209,7 @@ def test_a_setting_that_is_neither_on_nor_off(monkeypatch):
 
 
 def test_without_the_package_the_switch_is_an_error(monkeypatch):
-    def missing(name: str) -> str:
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(fast_bpe, "version", missing)
+    monkeypatch.setattr(fast_bpe, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="fastokens is not installed"):
         fast_encoder_of(chatml_tokenizer(*TAGS))
 

@@ -182,6 +182,8 @@ async def test_what_cannot_branch_is_refused(renderer):
 
     with pytest.raises(ConfigError, match="write snapshot and restore"):
         await tree(renderer, Alive)
+    with pytest.raises(ConfigError, match=r"limits\.compact_at cannot branch"):
+        await tree(renderer, compact_at=500)
     grown = await tree(renderer)
     with pytest.raises(ConfigError, match="has turns 0 to 5"):
         await grown.branch(6, 2)

@@ -10,6 +10,7 @@ from agentrl import Env, EnvFactory, Raw, Task, tool
 from agentrl.cli import app
 from agentrl.errors import ConfigError
 from agentrl.rollout import load_tasks, tasks_of
+from agentrl.rollout.data import own_tasks
 from agentrl.rollout.data.own_tasks import row_of
 from agentrl.rollout.data.tasks import held_out_tasks
 
@@ -162,3 +163,15 @@ def test_a_task_that_no_file_holds_is_named(task, says):
     with pytest.raises(ConfigError, match=says):
         row_of(task)
     assert row_of(Task(prompt="x", id="a", label=0)) == {"id": "a", "prompt": "x", "label": 0, "seed": 0}
+
+
+def test_tasks_that_do_not_end_are_named(monkeypatch, caplog):
+    monkeypatch.setattr(own_tasks, "PATIENCE_S", 0.01)
+
+    def waits(split):
+        while not caplog.records:  # as a loop that waits for a combination that does not exist
+            pass
+        yield Task(prompt="at last")
+
+    assert len(tasks_of(EnvFactory(_giving(waits)), None, "train")) == 1
+    assert caplog.messages[0].startswith("Given.tasks for train has not ended for 0 s: does a loop wait for tasks")

@@ -245,17 +245,21 @@ def test_fully_async(program, changes, expected, folder):
 
 
 @pytest.mark.parametrize(
+    ("setting", "key"),
+    [({"thinking": "strip"}, "thinking: strip"), ({"limits": {"compact_at": 500}}, "limits.compact_at")],
+)
+@pytest.mark.parametrize(
     "name", ["partial_rollout", "group_rm", "rollout_function_path", "dynamic_sampling_filter_path"]
 )
-def test_fan_out(name, folder):
-    configure(thinking="strip")
+def test_fan_out(name, setting, key, folder):
+    configure(**setting)
     (folder / "train_async.py").write_text("")  # a slime before 0.4
     path = FULLY["rollout_function_path"]
     value = {"rollout_function_path": path, "dynamic_sampling_filter_path": "slime.x"}.get(name, True)
     flag = name.replace("_", "-")
     flags = {**GOOD, "custom-rm-path": "agentrl.slime.reward", flag: value}
     found = [f.message for f in check(read_command(["train.py", *words(flags)]))]
-    assert any("`thinking: strip` gives several samples" in text and f"--{flag}" in text for text in found), found
+    assert any(f"`{key}` gives several samples" in text and f"--{flag}" in text for text in found), found
 
 
 def test_fully_async_rollout_of_slime_0_4_takes_lists():

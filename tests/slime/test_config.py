@@ -186,6 +186,8 @@ def test_what_slime_cannot_do_to_several_samples_of_one_episode(flags, message):
     with pytest.raises(ConfigError, match=f"thinking: strip gives several samples.*{message}") as excinfo:
         strip.check_fan_out(SimpleNamespace(**flags), takes_lists=takes_lists)
     one_line(excinfo)
+    with pytest.raises(ConfigError, match=f"limits.compact_at gives several samples.*{message}"):
+        read(limits={"compact_at": 500}).check_fan_out(SimpleNamespace(**flags), takes_lists=takes_lists)
     strip.check_fan_out(
         SimpleNamespace(
             partial_rollout=False,

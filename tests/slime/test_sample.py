@@ -337,7 +337,7 @@ def test_a_prompt_that_met_a_limit_is_a_sibling_with_a_dummy():
 
 
 def test_a_host_that_cannot_tell_siblings_is_refused(Sample):
-    with pytest.raises(ConfigError, match=r"needs a Sample with a rollout_id.*set thinking: keep"):
+    with pytest.raises(ConfigError, match=r"needs a Sample with a rollout_id.*leave the setting out"):
         to_samples(played(), Sample(index=7), decode=decode)
     with pytest.raises(ConfigError, match=r"needs sample.index"):
         to_samples(played(), Numbered(), decode=decode)

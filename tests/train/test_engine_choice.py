@@ -10,8 +10,9 @@ from rich.console import Console
 
 from agentrl.errors import ConfigError
 from agentrl.models import load_config
+from agentrl.models.device import device_of
 from agentrl.train import TrainConfig, Trainer, train
-from agentrl.train.engine_choice import device_of, with_engine_chosen
+from agentrl.train.engine_choice import with_engine_chosen
 from agentrl.train.memory import MemoryInputs, Shape
 
 

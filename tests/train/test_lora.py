@@ -252,7 +252,7 @@ def test_layers_that_cannot_be_adapted_are_refused(targets, says):
 
 def test_peft_missing_is_told_with_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(ConfigError, match=r"needs peft; in agentrl's folder: pip install -e '.\[lora\]'"):
+    with pytest.raises(ConfigError, match=r"needs peft: pip install 'agentrl-sdk\[lora\]'"):
         adapted()
 
 

@@ -17,6 +17,7 @@ from agentrl.train.warm_start import (
     beyond_the_limit,
     demonstration_batches,
     make_optimizers,
+    too_long,
     warm_start_schedule,
     weighted_rows,
 )
@@ -152,6 +153,15 @@ def test_a_turn_beyond_the_limit_that_the_env_allows_is_no_mistake(make_config, 
 
     assert said.startswith(f"{named} of 3 demonstrations have more turns than limits.turns=3: ")
     assert beyond_the_limit([3, 2], config) == ""
+
+
+def test_a_turn_that_the_model_cannot_end_is_named(make_config):
+    config = make_config(limits={"max_tokens_per_turn": 48})
+
+    said = too_long([48, 49, 58], config)
+
+    assert said.startswith("2 of 3 demonstrations have a longer turn than limits.max_tokens_per_turn=48, the longest ")
+    assert too_long([48, 3], config) == ""
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

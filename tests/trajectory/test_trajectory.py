@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agentrl import Action, Generation, Ledger, LedgerError, Raw, StopReason, Task, ToolCall, Trajectory
 from agentrl.errors import Failure
-from agentrl.trajectory.segment import TokenIds
+from agentrl.trajectory.arrays import TokenIds
 from agentrl.trajectory.spans import Spans
 from agentrl.trajectory.trajectory import total_ledger
 from agentrl.types import CheckCounts, Rendered, RenderedSpan

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from agentrl import StopReason
 from agentrl.cli import app
+from agentrl.view.sources import Run
 from tests.view.conftest import made
 
 
@@ -88,3 +89,19 @@ def test_compare_needs_runs(tmp_path, file):
     assert CliRunner().invoke(app, ["compare", str(file), str(file)]).exit_code == 2
     one = a_run(tmp_path / "one", rate=0.1, rewards=[0.0])
     assert CliRunner().invoke(app, ["compare", str(one)]).exit_code == 2
+
+
+def test_the_columns_of_a_list_are_aligned(file):
+    lines = CliRunner().invoke(app, ["show", "--list", str(file)]).stdout.splitlines()
+    rewards = [line[: lines[0].index("reward") + len("reward")].split()[-1] for line in lines[:-1]]
+    assert rewards == ["reward", "0.5", "0.25", "none"]
+
+
+def test_a_run_is_listed_once_for_all_of_its_files(tmp_path, monkeypatch):
+    (tmp_path / "trajectories").mkdir()
+    for step in range(30):
+        (tmp_path / "trajectories" / f"step_{step:06d}.jsonl").write_text(json.dumps(made(reward=0.5).to_json()))
+    listings, listing = [], Run.listing
+    monkeypatch.setattr(Run, "listing", lambda run: listings.append(run) or listing(run))
+    assert listed(tmp_path) == [0] * 30
+    assert len(listings) < 4

@@ -204,6 +204,7 @@ def draw(
     """
     import torch
 
+    logits = logits.cpu() if logits.device.type == "mps" else logits  # which has no doubles
     log_probs = torch.log_softmax(_scaled(logits, samplings), dim=-1)
     points = [[uniform(sampling.seed, position)] for sampling, position in zip(samplings, positions, strict=True)]
     tokens = _search(log_probs, samplings, torch.tensor(points, dtype=torch.float64, device=logits.device))

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from agentrl.errors import ConfigError, RequestError
-from agentrl.trajectory.segment import TokenIds
+from agentrl.trajectory.arrays import TokenIds
 
 
 @dataclass(slots=True)

@@ -94,6 +94,8 @@ class Sampler:
                 'thinking "strip" is not for agents that play by themselves: their clients decide what stays in the '
                 'history; set thinking to "keep"'
             )
+        if options.limits.compact_at:
+            raise ConfigError("an agent writes its own summaries: leave out limits.compact_at")
         renderer = options.renderer(renderer)
         prove_for_agents(renderer)
         self._engine, self._renderer, self.options = engine, renderer, options

@@ -13,7 +13,8 @@ from agentrl.gateway.session.nodes import Node, Prompt, joined_to
 from agentrl.gateway.session.results import claims_text
 from agentrl.gateway.session.threads import Thread, main_thread
 from agentrl.gateway.session.tree import Tree
-from agentrl.trajectory.segment import Segment, require
+from agentrl.trajectory.arrays import require
+from agentrl.trajectory.segment import Segment
 from agentrl.trajectory.spans import MaskReason
 from agentrl.trajectory.trajectory import SIDE, Trajectory, total_ledger
 from agentrl.types import JSON, Message

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import logging
+import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from typing import Literal, TypeAlias
@@ -16,12 +19,17 @@ from agentrl.errors import ConfigError
 from agentrl.plain import to_json
 from agentrl.types import JSON, Raw, Task
 
+log = logging.getLogger("agentrl")
+
 Split: TypeAlias = Literal["train", "eval"]
 Check: TypeAlias = Callable[[Task], None]
 
 DEFAULT_EPISODES = {"train": 1000, "eval": 200}
 """Split -> the number of tasks taken from a generator, which may be endless, if the configuration has no number. A list
 of tasks is taken whole."""
+
+PATIENCE_S = 10.0
+"""The seconds that `Env.tasks` may take without a warning."""
 
 
 def makes_tasks(cls: type[Env]) -> bool:
@@ -82,16 +90,8 @@ def _given(envs: EnvFactory, split: Split, most: int | None) -> list[Task]:
     """The Env's tasks, before any check."""
     where = f"{envs.cls.__name__}.tasks for {split}"
     try:
-        source = envs.cls.tasks(envs.config, split)
-        if not isinstance(source, Iterable) or isinstance(source, str | dict):
-            if inspect.iscoroutine(source):
-                source.close()
-            raise ConfigError(
-                f"{_at(envs.cls)}{where}: gave {_kind(source)}, which is not iterable; `yield` tasks, in a plain `def`"
-            )
-        if most is None and not isinstance(source, Sized):
-            most = DEFAULT_EPISODES[split]
-        tasks = list(islice(source, most))
+        with _impatient(where):
+            tasks = _listed(envs, split, most, where)
     except ConfigError:
         raise
     except Exception as exc:  # the boundary of `tasks`: any code may run in there
@@ -101,6 +101,32 @@ def _given(envs: EnvFactory, split: Split, most: int | None) -> list[Task]:
             problem = f"number {number} is {_kind(task)}, not a Task; yield Task(prompt=...)"
             raise ConfigError(f"{_at(envs.cls)}{where}: {problem}")
     return tasks
+
+
+def _listed(envs: EnvFactory, split: Split, most: int | None, where: str) -> list[Task]:
+    source = envs.cls.tasks(envs.config, split)
+    if not isinstance(source, Iterable) or isinstance(source, str | dict):
+        if inspect.iscoroutine(source):
+            source.close()
+        raise ConfigError(
+            f"{_at(envs.cls)}{where}: gave {_kind(source)}, which is not iterable; `yield` tasks, in a plain `def`"
+        )
+    if most is None and not isinstance(source, Sized):
+        most = DEFAULT_EPISODES[split]
+    return list(islice(source, most))
+
+
+@contextmanager
+def _impatient(where: str) -> Iterator[None]:
+    """Logs a warning if the tasks take long. A loop that waits for a combination which no longer exists never ends."""
+    message = "%s has not ended for %.0f s: does a loop wait for tasks that do not exist? List all, then split them"
+    timer = threading.Timer(PATIENCE_S, log.warning, (message, where, PATIENCE_S))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _at(cls: type[Env]) -> str:

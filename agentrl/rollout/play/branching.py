@@ -249,8 +249,10 @@ def _check(rollout: Rollout) -> None:
             f"{cls.__name__} cannot branch: write snapshot and restore, or set deterministic = True if the same "
             "actions always get the same answers"
         )
-    if rollout.options.thinking == "strip":
-        raise ConfigError('an episode with thinking "strip" cannot branch: its turns are read in several prompts')
+    if rollout.options.thinking == "strip" or rollout.options.limits.compact_at:
+        raise ConfigError(
+            'an episode with thinking "strip" or limits.compact_at cannot branch: its turns are read in several prompts'
+        )
 
 
 def _left(options: EpisodeOptions, root: Trajectory, turn: int) -> EpisodeOptions:
@@ -268,6 +270,4 @@ def _tokens_before(root: Trajectory, turn: int) -> list[int]:
 
 def _messages_before(root: Trajectory, turn: int) -> list[Any]:
     """The messages of the root before its turn number `turn`."""
-    replies = [place for place, message in enumerate(root.messages) if message.get("role") == "assistant"]
-    sampled = replies[len(replies) - len(root.actions) :]  # the prompt may hold earlier replies
-    return list(root.messages[: sampled[turn]])
+    return list(root.messages[: root.replies[turn]])

@@ -94,8 +94,8 @@ def baseline(setup: Setup) -> Iterator[Finding]:
         )
     if estimator not in (*CENTRED, *BATCH_CENTRED):
         return
-    strip = setup.config is not None and setup.config.thinking == "strip"
-    reported = strip or setup.agent  # by the rule `fan_out`
+    splits = setup.config is not None and setup.config.splits
+    reported = splits or setup.agent  # by the rule `fan_out`
     if not args.custom_reward_post_process_path and not reported:
         yield warning(
             f"add --custom-reward-post-process-path {POST_PROCESS}: without it the 0.0 of failed episodes counts in "
@@ -199,9 +199,9 @@ def resuming(setup: Setup) -> Iterator[Finding]:
 
 def fan_out(setup: Setup) -> Iterator[Finding]:
     problems = fan_out_problems(setup.args, takes_lists=setup.takes_lists)
-    if setup.config is not None and setup.config.thinking == "strip":
+    if setup.config is not None and setup.config.splits:
         for problem in problems:
-            yield error(f"`thinking: strip` gives several samples of one episode: {problem}")
+            yield error(f"`{setup.config.splits}` gives several samples of one episode: {problem}")
     elif setup.agent is not None:
         for problem in problems:
             yield warning(

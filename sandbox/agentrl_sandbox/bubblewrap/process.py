@@ -11,14 +11,17 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from agentrl.sandbox import OnOutput
 from agentrl_sandbox.bubblewrap.cgroups import CommandCgroup
 from agentrl_sandbox.process import HostProcess
 
-_ENTER = str(Path(__file__).with_name("enter.py"))
+_PROGRAM = "import marshal, sys; o = marshal.load(open(int(sys.argv[1]), 'rb')); exec(o['program']); main(o)"
+"""Runs `enter.py`, which is compiled here once: to compile the file takes a quarter of the program's CPU time."""
 _SIGKILLED = 128 + 9
 _DYING_S = 5.0
 
@@ -51,10 +54,10 @@ class BoxProcess(HostProcess):
         reading, writing = os.pipe()
         order_file = os.memfd_create("agentrl-order")
         try:
-            os.write(order_file, marshal.dumps({**order, "box": box, "said": writing}))
+            os.write(order_file, marshal.dumps({**order, "program": _compiled(), "box": box, "said": writing}))
             os.lseek(order_file, 0, os.SEEK_SET)
             await self.start(
-                [sys.executable, "-I", "-S", _ENTER, str(order_file)],
+                [sys.executable, "-I", "-S", "-c", _PROGRAM, str(order_file)],
                 cwd="/",
                 env={},
                 stdin=stdin,
@@ -96,6 +99,12 @@ class BoxProcess(HostProcess):
         if self._control.cgroup is not None:
             return self._control.cgroup.kill()
         return self._transport is None or _kill_below(self.pid)
+
+
+@cache
+def _compiled() -> CodeType:
+    path = Path(__file__).with_name("enter.py")
+    return compile(path.read_text(encoding="utf-8"), str(path), "exec")
 
 
 async def _read(file: int) -> bytes:

@@ -77,4 +77,4 @@ def test_without_tantivy_and_on_a_full_disk_it_says_what_to_do(corpus, monkeypat
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "tantivy" else find_spec(name))
     ended = index(corpus)
     assert ended.exit_code == 2
-    assert "pip install -e sandbox -e 'envs[search]'" in ended.stderr
+    assert "pip install 'agentrl-envs[search]'" in ended.stderr

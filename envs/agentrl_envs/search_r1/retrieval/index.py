@@ -112,9 +112,7 @@ def _errors_of_writing(folder: Path) -> Iterator[None]:
 def require_tantivy() -> None:
     """Raises ConfigError if tantivy is not installed."""
     if importlib.util.find_spec("tantivy") is None:
-        raise ConfigError(
-            "searching a corpus needs tantivy; in agentrl's folder: pip install -e sandbox -e 'envs[search]'"
-        )
+        raise ConfigError("searching a corpus needs tantivy: pip install 'agentrl-envs[search]'")
 
 
 def _analyzer() -> tantivy.TextAnalyzer:
