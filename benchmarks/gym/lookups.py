@@ -81,7 +81,7 @@ class Calculator(Env):
                 yield Task(prompt=f"{a} and {b}?", label=str(a + b), metadata={"a": a, "b": b}, seed=number)
 
     def reset(self, task: Task) -> str:
-        self.calls_until_ready = Random(task.seed).choice([0, 0, 1, 2])
+        self.calls_until_ready = Random(task.seed).choice([0, 1, 1, 2])
         return str(task.prompt)
 
     @tool
@@ -110,7 +110,7 @@ def calculator_weak(task: Task) -> Player:
     dice, result = _dice(task), ""
     while not result.startswith("It is"):
         result = yield call("add", a=str(task.metadata["a"]), b=str(task.metadata["b"]))
-        if not result.startswith("It is") and dice.random() < 0.7:
+        if not result.startswith("It is") and dice.random() < 0.75:
             yield str(dice.randrange(13, 37))
             return
     yield result.removeprefix("It is ").rstrip(".")

@@ -1,4 +1,4 @@
-"""The gym's tasks: the best player earns 1, the weak player leaves something to learn, and a blind text is not enough."""
+"""The gym's tasks: the best player earns 1, a weak player leaves something to learn, and a blind text is not enough."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentrl import Limits, Task
 from agentrl._util.loading import load_object
 from agentrl.env.factory import load_env
 from agentrl.testing import rollout
-from benchmarks.gym.__main__ import paired, tokens_to_gain
+from benchmarks.gym.__main__ import tokens_to_gain
 from benchmarks.gym.suite import SUITE, GymTask
 
 OWN = [task for task in SUITE if task.name != "weather"]  # README's Env has tests of its own
@@ -30,7 +30,7 @@ async def test_gold_earns_1_and_weak_earns_less(task: GymTask) -> None:
 async def test_one_text_in_each_turn_earns_half_at_most(task: GymTask) -> None:
     env = load_env(task.env)
     for text in ("No.", "1", "east", "north", "return a + b"):
-        episodes = [await play(task, each, iter([text] * task.turns)) for each in sample(env, "eval")]
+        episodes = [await play(task, each, [text] * task.turns) for each in sample(env, "eval")]
         assert fmean(episodes) <= 0.6, text
 
 
