@@ -158,7 +158,7 @@ def tokens_to_gain(folder: Path, imitated: float, learned: float, share: float =
     goal = imitated + share * (learned - imitated)
     tokens = 0
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    rewards = {row["step"]: row["reward"] for row in evaluations(folder)}
+    rewards = {row["step"]: row["mean"] for row in evaluations(folder)}
     for step in steps:
         tokens += int(step["sampled_tokens"])
         if rewards.get(step["step"], -1.0) >= goal:

@@ -45,7 +45,7 @@ def test_splits_have_different_tasks(task: GymTask) -> None:
 
 def test_tokens_to_a_share_of_the_gain(tmp_path: Path) -> None:
     steps = [{"step": step, "sampled_tokens": 100} for step in range(1, 5)]
-    rewards = [{"step": 2, "reward": 0.5}, {"step": 3, "reward": 0.93}, {"step": 4, "reward": 1.0}]
+    rewards = [{"step": 2, "mean": 0.5}, {"step": 3, "mean": 0.93}, {"step": 4, "mean": 1.0}]
     for name, rows in (("metrics", steps), ("evaluations", rewards)):
         (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     assert tokens_to_gain(tmp_path, 0.1, 1.0) == 300
