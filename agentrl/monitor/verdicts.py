@@ -327,7 +327,10 @@ def _outcome(run: RunFigures) -> Verdict:
         return Verdict("learned", f"It learned: the {kind} reward rose {risen}.", "")
     if run.held_out_at_the_top or run.at_the_top:
         greedy = f", the held-out reward {run.ended['mean']:.3f}" if run.ended is not None else ""
-        text = f"Little is left to learn: the sampled reward is {run.last('reward_mean'):.3f}{greedy}."
+        text = (
+            f"Little is left to learn: the sampled reward is {run.last('reward_mean'):.3f}{greedy}. Weaker "
+            "demonstrations or harder tasks would leave more."
+        )
         return Verdict("at_the_top", text, "")
     if change is None:
         return Verdict("too_short", "Too few steps and held-out tasks to tell whether it learned.", "")

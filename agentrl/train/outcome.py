@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from agentrl.monitor.run_figures import RunFigures
+from agentrl.monitor.verdicts import verdicts
 from agentrl.train.held_out import HeldOut
 from agentrl.train.run_folder import RunFolder
 from agentrl.types import JSON
 
-Verdict: TypeAlias = Literal["learned", "unchanged", "worse", "not_evaluated", "stopped", "interrupted", "failed"]
+Outcome: TypeAlias = Literal["learned", "unchanged", "worse", "not_evaluated", "stopped", "interrupted", "failed"]
 """learned: the 95 % interval after RL lies above the mean before RL. worse: it lies below. unchanged: neither.
 not_evaluated: there are no held-out tasks, or no step of RL. stopped: by a canary. failed: exit code 1 or 2."""
 
@@ -29,11 +31,8 @@ _SIGNALS = (
     "stops",
 )
 """The metrics of the first and the last step that show the cause if a run does not learn."""
-_NEARLY_ALL, _MANY_CUT, _STILL_RISING = 0.9, 0.2, 0.1
-"""When advice is given. _NEARLY_ALL: the held-out mean before RL; the full reward of most Envs is 1. _MANY_CUT: the
-share of episodes that a limit cuts. _STILL_RISING: the rise of the sampled mean reward."""
-_VERDICTS: Mapping[int, Verdict] = {3: "stopped", 130: "interrupted", 143: "interrupted"}
-"""Exit code -> verdict. The verdict of other codes except 0 is `failed`."""
+_OUTCOMES: Mapping[int, Outcome] = {3: "stopped", 130: "interrupted", 143: "interrupted"}
+"""Exit code -> outcome. The outcome of other codes except 0 is `failed`."""
 
 
 def outcome(run: Path | None, *, exit_code: int = 0, error: str | None = None) -> dict[str, JSON]:
@@ -44,12 +43,11 @@ def outcome(run: Path | None, *, exit_code: int = 0, error: str | None = None) -
     latest = {result.name: result for result in results}
     held_out = {phase: latest.get(name) for phase, name in _PHASES.items()}
     gain = _gain(held_out, len(metrics))
-    verdict = _VERDICTS.get(exit_code, "failed") if exit_code else _verdict(held_out, gain)
     return {
-        "verdict": verdict,
+        "outcome": _OUTCOMES.get(exit_code, "failed") if exit_code else _outcome(held_out, gain),
         "exit_code": exit_code,
         "error": error,
-        "advice": None if exit_code or verdict == "learned" else _advice(held_out, metrics),
+        "verdicts": [verdict.to_json() for verdict in verdicts(RunFigures.read(folder.path))] if folder else [],
         "held_out": {**{phase: _to_json(result) for phase, result in held_out.items()}, "best": _best(folder, results)},
         "gain_by_rl": gain,
         "steps": len(metrics),
@@ -69,7 +67,7 @@ def _gain(held_out: Mapping[str, HeldOut | None], steps: int) -> float | None:
     return round(final.score.mean - base.score.mean, 6)
 
 
-def _verdict(held_out: Mapping[str, HeldOut | None], gain: float | None) -> Verdict:
+def _outcome(held_out: Mapping[str, HeldOut | None], gain: float | None) -> Outcome:
     final = held_out["after_rl"]
     if gain is None or final is None or final.score.mean is None:
         return "not_evaluated"
@@ -77,30 +75,6 @@ def _verdict(held_out: Mapping[str, HeldOut | None], gain: float | None) -> Verd
     if final.score.low is not None and final.score.low > base:
         return "learned"
     return "worse" if final.score.high is not None and final.score.high < base else "unchanged"
-
-
-def _advice(held_out: Mapping[str, HeldOut | None], metrics: Sequence[Mapping[str, Any]]) -> str | None:
-    """The remedy for the most likely cause of a complete run that did not learn; None if no sign is clear."""
-    base, final = held_out["after_imitation"] or held_out["before"], held_out["after_rl"]
-    if not metrics or final is None or base is None:
-        return "nothing was compared: let Env.tasks yield tasks for eval, or set eval_data, and take steps above 0"
-    first, last = metrics[0], metrics[-1]
-    if base.score.mean is not None and base.score.mean >= _NEARLY_ALL:
-        return (
-            f"the imitation alone earns {base.score.mean:.2f} in greedy episodes, which cannot show the learning of RL "
-            f"(sampled: {first['reward_mean']:.2f} to {last['reward_mean']:.2f}): let the demonstrations take one "
-            "wrong decision most of the time, always the same"
-        )
-    if last.get("truncation_rate", 0.0) > _MANY_CUT:
-        return f"{last['truncation_rate']:.0%} of the last episodes are cut: raise limits.max_tokens_per_turn"
-    if first["zero_advantage_groups"] == first["groups"]:
-        return (
-            "the episodes of each group of the first step got equal rewards: demonstrations that win more often, more "
-            "warm_start.steps, or a reward with parts"
-        )
-    if last["reward_mean"] > first["reward_mean"] + _STILL_RISING:
-        return "the sampled reward rose, and may go on: resume the run with more --steps"
-    return None
 
 
 def _to_json(result: HeldOut | None) -> dict[str, JSON] | None:

@@ -68,14 +68,14 @@ def train(agentrl, env="Loud", *more):
 def test_a_run_prints_its_outcome_alone(agentrl, folder):
     code, document = train(agentrl)
     assert (code, document["exit_code"], document["error"]) == (0, 0, None)
-    assert document["verdict"] in ("learned", "unchanged", "worse")
+    assert document["outcome"] in ("learned", "unchanged", "worse")
     assert document["held_out"]["after_rl"]["tasks"] == 4
     assert (document["steps"], document["paths"]["model"]) == (1, "run/model")
     assert "rl 1/1" in agentrl.stderr
     assert "a step" in agentrl.stderr, "the Env's prints are not lost"
 
     again, refused = train(agentrl)
-    assert (again, refused["verdict"], refused["held_out"]["after_rl"]) == (2, "failed", None), "not the older run's"
+    assert (again, refused["outcome"], refused["held_out"]["after_rl"]) == (2, "failed", None), "not the older run's"
     assert refused["error"].startswith("error: --out run holds another run; add --resume to continue it")
     assert refused["error"] in agentrl.stderr
 
@@ -89,13 +89,13 @@ def test_a_run_prints_its_outcome_alone(agentrl, folder):
 )
 def test_a_run_that_ends_early_prints_the_reason(agentrl, env, code, verdict, error):
     ended, document = train(agentrl, env)
-    assert (ended, document["exit_code"], document["verdict"]) == (code, code, verdict)
+    assert (ended, document["exit_code"], document["outcome"]) == (code, code, verdict)
     assert error in document["error"]
 
 
 def test_a_wrong_key_is_in_the_document(agentrl):
     code, document = train(agentrl, "Loud", "--set", "limit.turns=2")
-    assert (code, document["verdict"], document["paths"]) == (2, "failed", {})
+    assert (code, document["outcome"], document["paths"]) == (2, "failed", {})
     assert "did you mean limits" in document["error"]
 
 
