@@ -159,7 +159,7 @@ class Failure:
         worlds = all(isinstance(leaf, asyncio.CancelledError) or is_the_worlds(leaf) for leaf in leaves(exc))
         kind: FailureKind = outside if worlds else "bug"
         lines = _traceback.format_exception(type(exc), exc, exc.__traceback__)
-        return cls(kind, boundary, _with_remedy(exc), text("".join(lines)))
+        return cls(kind, boundary, with_remedy(exc, one_line(exc)), text("".join(lines)))
 
 
 class BugError(AgentRLError):
@@ -171,17 +171,25 @@ class BugError(AgentRLError):
         super().__init__(f"{self.summary}\n{failure.traceback}")
 
 
-def _with_remedy(exc: BaseException) -> str:
-    """The line of `one_line`. For code that works only in the main thread, the remedy is added."""
-    words = one_line(exc)
-    chain = [one_line(error) for error in (exc.__cause__, exc.__context__) if error is not None]
-    if any("signal only works in main thread" in line for line in (words, *chain)):
-        return (
-            f"{words.rstrip('.')}; this code does not always run in the main thread, and only there can signals end it "
-            "in time: grade with agentrl.rewards.math or in_process, or call math-verify's "
-            "parse(..., parsing_timeout=None) and verify(..., timeout_seconds=None)"
-        )
-    return words
+_REMEDIES = {
+    "signal only works in main thread": (
+        "this code does not always run in the main thread, and only there can signals end it in time: grade with "
+        "agentrl.rewards.math or in_process, or call math-verify's parse(..., parsing_timeout=None) and "
+        "verify(..., timeout_seconds=None)"
+    ),
+    "SQLite objects created in a thread": (
+        "plain `def` methods run in threads: connect with sqlite3.connect(..., check_same_thread=False), or write "
+        "the methods as `async def`"
+    ),
+}
+"""Words of an exception whose cause is the thread -> the remedy."""
+
+
+def with_remedy(exc: BaseException, words: str) -> str:
+    """`words` about an exception; for code that works only in a certain thread with the remedy."""
+    chain = [one_line(error) for error in (exc, exc.__cause__, exc.__context__) if error is not None]
+    remedies = (remedy for text, remedy in _REMEDIES.items() if any(text in line for line in chain))
+    return "; ".join([words.rstrip("."), remedy]) if (remedy := next(remedies, None)) else words
 
 
 def leaves(exc: BaseException) -> list[BaseException]:

@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 import os
+import re
 import shutil
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -102,8 +103,10 @@ def write_folder(target: Path, write: Callable[[Path], None], **about: Any) -> N
     except Exception as exc:  # torch and safetensors have their own errors for a full disk
         full = shutil.disk_usage(target.parent).free < _FULL_BYTES
         shutil.rmtree(temporary, ignore_errors=True)
-        if full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target)) from exc
+        number = re.search(r"\(os error (\d+)\)", str(exc))  # in safetensors' errors
+        code = errno.ENOSPC if full else int(number[1]) if number and not isinstance(exc, OSError) else None
+        if code is not None:
+            raise OSError(code, os.strerror(code), str(target)) from exc
         raise
     _take_place(temporary, target)
     sync(target.parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -18,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from agentrl._util.config_errors import check_file
-from agentrl.errors import ConfigError, did_you_mean
+from agentrl.errors import ConfigError, did_you_mean, with_remedy
 
 _NOT_THE_USERS = tuple(
     {*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), str(Path(__file__).parents[1]), "<frozen"}
@@ -63,7 +64,7 @@ def _instead(module: ModuleType, name: str, kind: type) -> str:
 def cause(exc: BaseException) -> str:
     """An exception in one line, as `file:line: Type: text`. The line is the innermost line of the user's code."""
     text = " ".join(str(exc).split())
-    message = f"{type(exc).__name__}: {text}" if text else type(exc).__name__
+    message = with_remedy(exc, f"{type(exc).__name__}: {text}" if text else type(exc).__name__)
     frames = [frame for frame in traceback.extract_tb(exc.__traceback__) if not frame.filename.startswith("<frozen")]
     user_frames = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
     if not (user_frames or frames):
@@ -149,6 +150,16 @@ def short(file: str) -> str:
     """A file's path; relative to the current folder if the file is inside that folder."""
     path = Path(file)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+
+
+def source_of(code: object | None) -> tuple[str, str]:
+    """The path of the source file of a class or function, and a digest of the file; both empty if unknown."""
+    try:
+        file = inspect.getsourcefile(code) if code is not None else None  # type: ignore[arg-type]  # it raises TypeError
+        data = Path(file).read_bytes() if file is not None else None
+    except (OSError, TypeError):  # a class made by hand
+        return "", ""
+    return (short(file), hashlib.sha256(data).hexdigest()[:12]) if file is not None and data is not None else ("", "")
 
 
 def _is_subclass(value: Any, kind: type) -> bool:

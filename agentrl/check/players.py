@@ -8,7 +8,7 @@ from math import inf
 
 from agentrl._util.findings import Place
 from agentrl.check.places import of_function
-from agentrl.check.playing import NOTHING, EnvUnderTest, PlayedEpisode, Speak, Speech, by, play, recording
+from agentrl.check.playing import NOTHING, EnvUnderTest, PlayedEpisode, Speak, Speech, by, play, recording, without_rest
 from agentrl.check.scoring import in_range
 from agentrl.check.sizes import sizes
 from agentrl.check.verdicts import TIMES, Play, judge
@@ -76,7 +76,7 @@ async def _both(subject: EnvUnderTest, task: Task) -> _Both:
     if subject.gold is not None:
         turns: list[Turn] = []
         gold.append(await _played(subject, task, recording(by(subject.gold), turns), _GOLD))
-        subject.scripts[task.id] = _without_rest(turns)
+        subject.scripts[task.id] = without_rest(turns)
         gold += [await _played(subject, task, by(subject.gold), _GOLD) for _ in range(TIMES - 1)]
     speak = by(subject.noop) if subject.noop else _nothing
     noop = [await _played(subject, task, speak, _noop(subject), turns=_TURNS_OF_NOTHING) for _ in range(TIMES)]
@@ -203,11 +203,3 @@ def failed(subject: EnvUnderTest, episode: PlayedEpisode) -> bool:
 def _nothing(task: Task, trajectory: Trajectory) -> Speech:
     while True:
         yield NOTHING
-
-
-def _without_rest(played_turns: Sequence[Turn]) -> list[Turn]:
-    """The turns of a player, without the empty turns that were added after the player's end."""
-    turns = list(played_turns)
-    while len(turns) > 1 and turns[-1] == NOTHING:
-        turns.pop()
-    return turns

@@ -332,6 +332,14 @@ def recording(speak: Speak, turns: list[Turn]) -> Speak:
     return again
 
 
+def without_rest(played_turns: Sequence[Turn]) -> list[Turn]:
+    """The turns of a player, without the empty turns that were added after the player's end."""
+    turns = list(played_turns)
+    while len(turns) > 1 and turns[-1] == NOTHING:
+        turns.pop()
+    return turns
+
+
 async def quiet_cancel(task: asyncio.Task[Any]) -> None:
     """Cancel a task and wait for the end."""
     task.cancel()

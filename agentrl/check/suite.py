@@ -14,6 +14,7 @@ from math import ceil
 from agentrl._util.findings import Report
 from agentrl.check.blocking import Watchdog, sleeping_calls
 from agentrl.check.cancelling import StuckError, cancellation
+from agentrl.check.constants import constants
 from agentrl.check.fresh import fresh_process
 from agentrl.check.fuzzing import explored, fuzzing
 from agentrl.check.interleaving import interleaved
@@ -172,6 +173,9 @@ class _Suite:
     async def _judge_players(self) -> None:
         subject = self.subject
         await players(subject, subject.tasks[:1] if subject.slow else subject.tasks, self.inputs.of)
+        if not subject.slow:
+            self.inputs.begins("constant answers")
+            await constants(subject, self.inputs.others, self.inputs.seconds)
 
     async def _play_seats(self) -> None:
         """Store the gold player's turns. The reward is not judged, as the seats play against each other."""

@@ -17,6 +17,14 @@ from agentrl._util.signals import Terminated
 from agentrl.cli._codes import BUG, CANARY, DISK_FULL, INTERRUPTED, TERMINATED, USAGE_ERROR
 from agentrl.errors import BugError, CanaryError, ConfigError, InfraError
 
+_OF_FILES: Mapping[int | None, str] = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
+    errno.EACCES: "take a place that you may read and write",
+    errno.EPERM: "take a place that you may read and write",
+    errno.EROFS: "take a place that you may write",
+}
+"""errno of an error whose cause is the disk or a permission -> the remedy."""
 Document: TypeAlias = Callable[[str, int], Mapping[str, Any]]
 """(error message, exit code) -> the JSON document of a command that failed."""
 
@@ -41,9 +49,9 @@ def one_line_errors(
     interrupted: Callable[[], str] = lambda: "nothing was written; run the command again",
     document: Document | None = None,
 ) -> Iterator[None]:
-    """Turn exceptions into a line on stderr and an exit code: a ConfigError into `error: ...` and 2, a full disk into
-    1, a CanaryError into `stopped: ...` and 3, Ctrl-C into 130, SIGTERM into 143. For the last four, the line ends with
-    the text of `interrupted`, which explains how to resume.
+    """Turn exceptions into a line on stderr and an exit code: a ConfigError into `error: ...` and 2; a full disk, a
+    refused permission and a wrong encoding into 1; a CanaryError into `stopped: ...` and 3, Ctrl-C into 130, SIGTERM
+    into 143. For all but the first, the line ends with the text of `interrupted`, which explains how to resume.
 
     An InfraError gets here only if it concerns all episodes: a shared requirement is missing, such as a container
     engine. The InfraError is reported as a ConfigError is, with the text of `interrupted`.
@@ -64,16 +72,25 @@ def one_line_errors(
         if frames := own_frames(exc.failure.traceback):
             typer.echo(frames, err=True, nl=False)
         end(f"error: {exc.summary}; fix it; {interrupted()}", BUG)
-    except OSError as exc:
-        if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        end(f"error: {exc.strerror}: {exc.filename or 'the disk'}; free some space; {interrupted()}", DISK_FULL)
+    except (OSError, UnicodeError) as exc:
+        end(f"error: {_of_file(exc)}; {interrupted()}", DISK_FULL)
     except CanaryError as exc:
         end(f"stopped: {exc}; {interrupted()}", CANARY)
     except Terminated:
         end(f"terminated: {interrupted()}", TERMINATED)
     except KeyboardInterrupt:
         end(f"interrupted: {interrupted()}", INTERRUPTED)
+
+
+def _of_file(exc: OSError | UnicodeError) -> str:
+    """The cause of an error of a file, and the remedy. Raises any other OSError again: it may be a bug."""
+    if isinstance(exc, UnicodeEncodeError):
+        return f"{exc.object[exc.start : exc.end]!r:.40} cannot be written as {exc.encoding}: set PYTHONUTF8=1"
+    if isinstance(exc, UnicodeError):
+        return f"a file is not UTF-8 ({exc}): convert the file, such as with iconv"
+    if exc.errno not in _OF_FILES:
+        raise exc
+    return f"{exc.strerror}: {exc.filename or 'the disk'}; {_OF_FILES[exc.errno]}"
 
 
 def _end(document: Document | None, message: str, code: int) -> None:

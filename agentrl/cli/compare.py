@@ -17,6 +17,7 @@ from agentrl.cli._session import visible
 from agentrl.errors import ConfigError
 
 if TYPE_CHECKING:
+    from agentrl.monitor.by_key import Score
     from agentrl.view.sources import Run
 
 _METRICS = (
@@ -35,7 +36,8 @@ def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, two or more.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Compare runs: reward curves, held-out rewards with 95 % intervals, and the keys that differ.
+    """Compare runs: reward curves, held-out rewards with 95 % intervals, and the keys that differ. Runs of the same Env
+    and tasks are also compared task by task.
 
     agentrl compare runs/one runs/other
 
@@ -62,7 +64,7 @@ def _open(path: Path) -> Run:
 
 
 def _compared(runs: Sequence[Run]) -> dict[str, Any]:
-    from agentrl.view.comparing import differing, ends, held_out
+    from agentrl.view.comparing import differences, differing, ends, held_out, unlike
 
     scores = [held_out(run) for run in runs]
     names = dict.fromkeys(name for of_run in scores for name in of_run)
@@ -71,10 +73,16 @@ def _compared(runs: Sequence[Run]) -> dict[str, Any]:
         "runs": [str(run.path) for run in runs],
         "steps": [len(lines) for lines in metrics],
         "curve": [[line.get("reward_mean") for line in lines] for lines in metrics],
-        "held_out": {name: [s[name].to_json() if name in s else None for s in scores] for name in names},
+        "held_out": {name: [_json(s.get(name)) for s in scores] for name in names},
+        "unlike": unlike(runs),
+        "paired": list(map(_json, differences(runs))),
         "metrics": {name: [ends(lines, name) for lines in metrics] for name in _METRICS},
         "config": differing([run.config for run in runs]),
     }
+
+
+def _json(score: Score | None) -> dict[str, Any] | None:
+    return None if score is None else score.to_json()
 
 
 def _print(runs: Sequence[Run], comparison: dict[str, Any]) -> None:
@@ -88,9 +96,13 @@ def _print(runs: Sequence[Run], comparison: dict[str, Any]) -> None:
     table.add_row("reward, sampled", *(sparkline(curve, low, high) for curve in comparison["curve"]))
     for name, scores in comparison["held_out"].items():
         table.add_row(f"held out, {name}", *map(_score, scores))
+    if any(comparison["paired"]):
+        table.add_row("held out, task by task", "", *map(_difference, comparison["paired"]))
     for name, values in comparison["metrics"].items():
         table.add_row(name.replace("_", " "), *("-" if v is None else f"{v[0]:.4g} -> {v[1]:.4g}" for v in values))
     console.print(table)
+    for reason in comparison["unlike"]:
+        console.print(Text(visible(f"not paired: {reason}")))
     console.print(
         f"(x -> y: the means of the first and of the last steps)\n{len(comparison['config'])} keys differ",
         highlight=False,
@@ -109,6 +121,13 @@ def _score(score: dict[str, Any] | None) -> str:
     low, high = score["interval"]
     failed = f", {score['failed']} failed" if score["failed"] else ""
     return f"{score['mean']:.3f} ({low:.3f} to {high:.3f}, {score['tasks']} tasks{failed})"
+
+
+def _difference(score: dict[str, Any] | None) -> str:
+    if score is None:
+        return "-"
+    low, high = score["interval"]
+    return f"{score['mean']:+.3f} ({low:+.3f} to {high:+.3f}, {score['tasks']} tasks)"
 
 
 def sparkline(values: Sequence[float], low: float, high: float) -> str:

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
 from agentrl._util.files import only_writer
+from agentrl._util.loading import source_of
 from agentrl._util.signals import run
 from agentrl.cli._errors import failed_document, one_line_errors, only_the_document
 from agentrl.cli.api import (
@@ -29,7 +31,6 @@ from agentrl.cli.api import (
     out_file,
     play_all,
     read_prices,
-    refuse_agents,
     refuse_silence,
 )
 from agentrl.cli.episodes import PlayConfig, check_out, progress, refuse_all_failed, refuse_finished, write_trajectories
@@ -47,7 +48,7 @@ from agentrl.cli.options import (
     ModelName,
     Out,
 )
-from agentrl.cli.results import Results, how_to_resume, source_of, unfinished
+from agentrl.cli.results import Results, how_to_resume, unfinished
 from agentrl.env.factory import EnvFactory
 from agentrl.errors import ConfigError
 from agentrl.monitor.by_key import value_of
@@ -193,7 +194,7 @@ def _report_demonstrations(
     won, episodes = {episode.task.id for episode in demonstrations}, sum(map(len, groups))
     typer.echo(
         f"{file}: {len(demonstrations)} of {episodes} episodes, of {len(won)} of {len(groups)} tasks; "
-        f"look at the first with: agentrl show {file}",
+        f"look at the first with: agentrl show {quote(str(file))}",
         err=err,
     )
     for reason, count in departures(demonstrations).items():
@@ -245,7 +246,6 @@ def _refuse_engine(engine: str) -> None:
 def _ask(job: _EvaluateJob, api: Api) -> list[list[Trajectory]]:
     """Play with an API model, and return the episodes by task, including those in --out. Raises as `play_all` does."""
     envs, _, tasks = _prepare(job)
-    refuse_agents(envs)
     file = job.out or unfinished(job.demonstrations)
     if job.out is None and not (file and file.exists()):
         refuse_finished(job.demonstrations)

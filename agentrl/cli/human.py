@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -77,7 +78,7 @@ def play_yourself(
     finally:
         if out is not None and finished:
             write_trajectories(out, finished)
-            typer.echo(f"{len(finished)} written to {out}; look at the first with: agentrl show {out}")
+            typer.echo(f"{len(finished)} written to {out}; look at the first with: agentrl show {quote(str(out))}")
 
 
 async def _play(

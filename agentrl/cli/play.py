@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -18,7 +19,7 @@ import typer
 
 from agentrl._util.concurrency import gather
 from agentrl._util.files import only_writer
-from agentrl._util.loading import cause, load_object
+from agentrl._util.loading import cause, load_object, source_of
 from agentrl._util.signals import run
 from agentrl.cli._errors import one_line_errors
 from agentrl.cli.api import Samples, mask, own_reward
@@ -34,7 +35,7 @@ from agentrl.cli.episodes import (
 )
 from agentrl.cli.models import open_renderer
 from agentrl.cli.options import EnvPath, Episodes, EpisodeSettings, Limit, MaybeData, Out
-from agentrl.cli.results import Place, Results, how_to_resume, source_of, unfinished
+from agentrl.cli.results import Place, Results, how_to_resume, unfinished
 from agentrl.engine.scripted import Turn
 from agentrl.env.env import Env, own_task, runtime
 from agentrl.env.factory import EnvFactory
@@ -61,6 +62,8 @@ _PlayOne: TypeAlias = "Callable[[Env, Task, Renderer], Awaitable[Sequence[Trajec
 
 _CONCURRENCY = 32
 """The most episodes at the same time: enough to hide waits for I/O, and few enough for any environment."""
+_LAST_MESSAGES, _WORDS = 4, 200
+"""Of an episode without a reward: the number of last messages, and of first characters of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,7 @@ def play(
     _report(trajectories, job.keep(trajectories), job)
     if out is not None:
         also = f" (replaced {replaced} episodes)" if replaced else ""
-        typer.echo(f"written to {out}{also}; look at the first with: agentrl show {out}")
+        typer.echo(f"written to {out}{also}; look at the first with: agentrl show {quote(str(out))}")
     with one_line_errors(lambda: "fix that, and run the command again"):
         refuse_all_failed(trajectories)
         _warn_unknown_tools(trajectories, player)
@@ -349,11 +352,29 @@ def _report(episodes: Sequence[Trajectory], kept_episodes: Sequence[Trajectory],
     typer.echo(f"failed       {earned.failed}")
     typer.echo(f"mean reward  {earned}")
     typer.echo(f"mean turns   {fmean(len(t.turns) for t in episodes):.2f}")
+    if earned.mean == 0:
+        _say_why_nothing(episodes)
     warn_unscored(earned.unscored)
     if job.min_reward is not None:
         won = Counter(t.task.id for t in kept_episodes)
         tasks = len({t.task.id for t in episodes})
         typer.echo(f"kept         {len(kept_episodes)} of {len(episodes)} episodes, of {len(won)} of {tasks} tasks")
+
+
+def _say_why_nothing(episodes: Sequence[Trajectory]) -> None:
+    """Say how the episodes ended, their wrong calls, and the last words of the longest: no episode earned anything."""
+    stops, longest = Counter(str(t.stop) for t in episodes), max(episodes, key=lambda t: len(t.turns))
+    bad = Counter(str(turn.bad_call) for t in episodes for turn in t.turns if turn.bad_call is not None)
+    typer.echo(f"stops        {_listed(stops)}")
+    typer.echo(f"bad calls    {_listed(bad)}")
+    typer.echo(f"an episode   task {longest.task.id}, {len(longest.turns)} turns; it ends so:")
+    for message in longest.messages[-_LAST_MESSAGES:]:
+        words = " ".join(str(message.get("content") or message.get("tool_calls") or "").split())
+        typer.echo(f"  {message.get('role')}: {words:.{_WORDS}}")
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
 
 
 def _warn_unknown_tools(trajectories: Sequence[Trajectory], player: str) -> None:

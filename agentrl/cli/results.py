@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ import typer
 
 from agentrl._util.content import content
 from agentrl._util.files import append_line, is_special
-from agentrl._util.loading import short
+from agentrl._util.loading import source_of
 from agentrl.cli.episodes import write_trajectories
 from agentrl.errors import ConfigError, LedgerError
 from agentrl.plain import to_json_lossy
@@ -215,16 +214,6 @@ def _difference(was: JSON, now: JSON, path: str) -> tuple[str, str]:
         key = next(key for key in (*now, *was) if was.get(key) != now.get(key))
         return _difference(was.get(key), now.get(key), f"{path}{key}.")
     return f"{path[:-1]}={was!r:.60}", f"{now!r:.60}"
-
-
-def source_of(code: object | None) -> tuple[str, str]:
-    """The path of the source file of a class or function, and a digest of the file; both empty if unknown."""
-    try:
-        file = inspect.getsourcefile(code) if code is not None else None  # type: ignore[arg-type]  # it raises TypeError
-        data = Path(file).read_bytes() if file is not None else None
-    except (OSError, TypeError):  # a class made by hand
-        return "", ""
-    return (short(file), hashlib.sha256(data).hexdigest()[:12]) if file is not None and data is not None else ("", "")
 
 
 def _keys(tasks: Sequence[Task]) -> list[str]:

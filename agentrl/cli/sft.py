@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -52,6 +53,6 @@ def sft(
         with needs_torch():
             from agentrl.train import train as run
         run(config)
-    typer.echo(f"view      agentrl view {out}")
+    typer.echo(f"view      agentrl view {quote(str(out))}")
     typer.echo(f"serve     agentrl serve --model {out}")
     typer.echo(f"train on  agentrl train ENV --model {out}")

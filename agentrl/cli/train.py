@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -117,7 +118,8 @@ class _Run:
 
     def how_to_resume(self) -> str:
         is_started = self.folder is not None and (self.folder / "config.yaml").is_file()
-        return f"resume with: agentrl train --resume --out {self.folder}" if is_started else "run the command again"
+        resumed = f"resume with: agentrl train --resume --out {quote(str(self.folder))}"
+        return resumed if is_started else "run the command again"
 
     def document(self, error: str | None, code: int) -> Mapping[str, Any]:
         """The document of `--json`. A folder with the run of another command is not read."""
@@ -146,9 +148,9 @@ def build_config(file: Path | None, flags: dict[str, Any], *, resume: bool) -> T
 
 def _say_what_next(config: TrainConfig) -> None:
     data = config.eval_data or config.data
-    on = f" --data {data}" if isinstance(data, Path) else ""
-    typer.echo(f"one episode          agentrl show {config.out}")
-    typer.echo(f"evaluate             agentrl eval {config.env} --model {config.out}{on}")
-    typer.echo(f"serve                agentrl serve --model {config.out}")
+    on, out = f" --data {quote(str(data))}" if isinstance(data, Path) else "", quote(str(config.out))
+    typer.echo(f"one episode          agentrl show {out}")
+    typer.echo(f"evaluate             agentrl eval {quote(config.env)} --model {out}{on}")
+    typer.echo(f"serve                agentrl serve --model {out}")
     if config.lora is not None:
-        typer.echo(f"one model            agentrl merge {config.out} {config.out}-merged")
+        typer.echo(f"one model            agentrl merge {out} {quote(f'{config.out}-merged')}")

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agentrl.cli._errors import one_line_errors
 from agentrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agentrl.view.sources import Source
+
+
+def first_page(sources: Sequence[Source]) -> str:
+    """The end of the address of the first page: for several runs their comparison."""
+    return "#/0/compare" if sum(source.kind == "run" for source in sources) > 1 else ""
 
 
 def view(
@@ -42,5 +51,7 @@ def view(
             raise ConfigError(
                 f"--host {host}: others could read everything; use ssh -L PORT:127.0.0.1:PORT, or add --expose"
             )
-        server = ViewServer([open_source(path) for path in inputs], model=model, host=host)
-        run_view(server, port, lambda link: typer.echo(f"{link}\nthis link lets in; Ctrl-C ends"))
+        sources = [open_source(path) for path in inputs]
+        server = ViewServer(sources, model=model, host=host)
+        page = first_page(sources)
+        run_view(server, port, lambda link: typer.echo(f"{link}{page}\nthis link lets in; Ctrl-C ends"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import traceback
 from collections.abc import Mapping, Sequence, Set
 from functools import partial
 from typing import Any, ClassVar, Protocol
@@ -12,6 +13,7 @@ from zlib import crc32
 
 from agentrl._util.activity import doing
 from agentrl._util.concurrency import Deadline, gather
+from agentrl._util.loading import cause, own_frames
 from agentrl.env.runtime import Runtime
 from agentrl.env.tools import Tool, normal_spec, tool_name
 from agentrl.errors import BadCall, CallError, InfraError, ToolError, leaves, one_line
@@ -164,6 +166,11 @@ def _count(env: ToolOwner, call: ToolCall, exc: Exception) -> None:
     runtime.first_tool_error = runtime.first_tool_error or exc
     if (type(env), kind) not in _logged:
         _logged.add((type(env), kind))
+        frames = own_frames("".join(traceback.format_exception(exc)))
         log.warning(
-            "tool %s of %s raised; the model reads the error. First one:", call.name, runtime.name, exc_info=exc
+            "tool %s of %s raised; the model reads the error. First one:\n%s%s",
+            call.name,
+            runtime.name,
+            frames,
+            cause(exc),
         )

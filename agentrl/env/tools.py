@@ -166,7 +166,8 @@ def _parameters(where: str, member: object, function: Callable[..., Any]) -> lis
     """The parameters that the model gives: all but `self` or `cls`."""
     parameters = list(inspect.signature(function).parameters.values())
     if not isinstance(member, staticmethod):
-        if not parameters or parameters[0].kind not in _POSITIONAL:
+        first = parameters[0] if parameters else None
+        if first is None or first.kind not in _POSITIONAL or _is_argument(first):
             raise ConfigError(f"{where} takes no `self`; add it, or use @staticmethod")
         del parameters[0]
     for parameter in parameters:
@@ -179,6 +180,11 @@ def _parameters(where: str, member: object, function: Callable[..., Any]) -> lis
                 f"{where}: argument {parameter.name!r} has no type hint; write `{parameter.name}: str`, for example"
             )
     return parameters
+
+
+def _is_argument(first: inspect.Parameter) -> bool:
+    """Whether the first parameter of a method is meant for the model: it has a type hint or a default."""
+    return first.name not in ("self", "cls") and (first.annotation, first.default) != (first.empty,) * 2
 
 
 def _hint(where: str, function: Callable[..., Any], parameter: inspect.Parameter) -> Any:

@@ -10,6 +10,7 @@ import math
 import statistics
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -30,7 +31,7 @@ _FLAT_STEPS = 10
 class CanaryConfig(BaseModel):
     """When a run stops because it cannot be learning. Other checks have no setting. A step without trainable tokens
     stops the run, too. Warnings report equal rewards in every group, groups in which every episode fails, tools that
-    raise unexpected exceptions, and a warm start that has learned the demonstrations by heart."""
+    raise unexpected exceptions, a warm start that has learned the demonstrations by heart, and a reward that falls."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -39,6 +40,9 @@ class CanaryConfig(BaseModel):
     bad_call_jump: float = Field(default=0.5, ge=0, le=1)
     """The rise of the share of turns with a wrong tool call, over the earlier steps, at which the run stops. The rise
     must last three steps. 0: never."""
+    held_out_fall: Literal["warn", "go_back"] = "warn"
+    """The consequence of a significant fall of the held-out reward, below the evaluation before RL or the best. warn: a
+    warning. go_back: also, once, the run continues from its best weights with half the learning rate."""
 
 
 class Canaries:

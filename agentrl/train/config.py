@@ -294,7 +294,8 @@ class TrainConfig(EpisodeConfig):
     keep: Keep = Keep()
     """The checkpoints and episodes that stay in the run folder: `{last: 2, best: 1, groups: 2}`. last: the newest
     checkpoints. best: the checkpoints of the best evaluations, by the held-out reward; `best` in the run folder is a
-    link to the best. groups: of each step, the groups whose trajectories are written whole."""
+    link to the best. groups: the number of groups of a step whose trajectories are written whole, first groups whose
+    rewards differ."""
     canaries: CanaryConfig | None = CanaryConfig()
     """The limits at which the run warns or stops early because it cannot be learning. null: no such checks."""
     trackers: TrackerSettings = Field(default_factory=lambda: dict[str, dict[str, Any]](tensorboard={}))
@@ -440,6 +441,13 @@ class TrainConfig(EpisodeConfig):
     def _check_lora(self) -> Self:
         if self.lora is not None and self.warm_start is not None and self.warm_start.optimizer == "muon":
             raise ValueError("warm_start.optimizer: muon is for whole matrices, not for those of lora: take adamw")
+        return self
+
+    @model_validator(mode="after")
+    def _check_canaries(self) -> Self:
+        goes_back = self.canaries is not None and self.canaries.held_out_fall == "go_back"
+        if goes_back and not (self.eval_every and self.keep.best):
+            raise ValueError("canaries.held_out_fall: go_back needs eval_every (such as 10), and keep.best 1 or more")
         return self
 
     @model_validator(mode="after")

@@ -24,18 +24,29 @@ class HeldOut:
     step: int
     """The number of RL steps that the evaluated weights have learned."""
     score: Score
+    rewards: tuple[float | None, ...] = ()
+    """The reward of each held-out task, in order; None for an episode that failed. Empty if an older version wrote the
+    result."""
 
     @classmethod
     def of(cls, name: str, step: int, evaluation: Evaluation) -> Self:
-        return cls(name, step, score_of(rewards_of(evaluation.trajectories), evaluation.metrics.failed_episodes))
+        played = evaluation.trajectories
+        rewards = (episode.reward if episode.is_valid else None for episode in played)
+        return cls(name, step, score_of(rewards_of(played), evaluation.metrics.failed_episodes), tuple(rewards))
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> Self:
         low, high = line["interval"]
-        return cls(line["name"], line["step"], Score(line["mean"], low, high, line["tasks"], line["failed"]))
+        score = Score(line["mean"], low, high, line["tasks"], line["failed"])
+        return cls(line["name"], line["step"], score, tuple(line.get("rewards", ())))
 
     def to_json(self) -> dict[str, JSON]:
+        """The result without the reward of each task."""
         return {"name": self.name, "step": self.step, **self.score.to_json()}
+
+    def line(self) -> dict[str, JSON]:
+        """A line of evaluations.jsonl, with the reward of each task."""
+        return {**self.to_json(), "rewards": list(self.rewards)}
 
     @property
     def interval(self) -> str:

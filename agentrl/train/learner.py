@@ -57,6 +57,11 @@ class Update:
     kl: float = 0.0
     grad_norm: float = 0.0
     clipped: int = 0
+    entropy: float = 0.0
+    """The sum of the negative log-probs of the trained tokens under the policy that sampled the tokens."""
+    moved: float = 0.0
+    """The sum of |new log-prob - old log-prob| over the tokens of all minibatches but the first."""
+    moved_tokens: int = 0
     numerics: Numerics = field(default_factory=Numerics)
     """The log-probs of trainer and engine compared before the first update, over the tokens of the first minibatch.
     With TIS, over all tokens of the step."""
@@ -75,6 +80,8 @@ class Update:
             "kl": self.kl / tokens,
             "grad_norm": self.grad_norm / updates,
             "clip_fraction": self.clipped / tokens,
+            "entropy": self.entropy / tokens,
+            "logprob_change": self.moved / max(self.moved_tokens, 1),
             "tis_fraction": self.truncated / tokens,
             "logprob_diff_mean": self.numerics.mean,
             "logprob_diff_max": self.numerics.max,
@@ -175,6 +182,10 @@ class Learner:
             remaining = iter(values)
             update.looked_at += [(row, list(islice(remaining, len(row.positions)))) for row in micro.rows]
         log_ratio = log_probs - micro.log_probs
+        update.entropy -= micro.log_probs.sum().item()
+        if not first:
+            update.moved += log_ratio.detach().abs().sum().item()
+            update.moved_tokens += len(log_ratio)
         _blame(update, log_ratio, micro.weights)
         if config.algorithm == "gspo":
             log_ratio = sequence_log_ratio(log_ratio, micro.row)
@@ -287,6 +298,8 @@ class Learner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.optimizer.load_state_dict(dict(state["optimizer"]))
+        for group in self.optimizer.param_groups:
+            group["initial_lr"] = self.config.learning_rate  # which may have changed since
         if saved := state["masters"]:  # none where an older version kept the adapter itself in float32
             for (_, master), copied in zip(self._rounded, saved, strict=True):
                 master.copy_(copied)
@@ -308,10 +321,12 @@ class Schedule:
     """The step after which the fall began."""
     share: float = 1.0
     """The share of the highest learning rate at the beginning of the fall."""
+    factor: float = 1.0
+    """The factor of all rates: 0.5 after a run has returned to its best weights."""
 
     def at(self, step: int) -> float:
         """The share of the highest learning rate at a step. The first step is 1."""
-        return min(1.0, step / max(self.rise, 1)) * self._fall(step)
+        return self.factor * min(1.0, step / max(self.rise, 1)) * self._fall(step)
 
     def until(self, steps: int, *, step: int) -> Schedule:
         """The schedule of a run that continues after `step` with a different number of steps.

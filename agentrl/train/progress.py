@@ -23,6 +23,8 @@ class Position:
     started: bool = False
     """Whether the warm start, if any, is over."""
     warm_steps: int = 0
+    returned: bool = False
+    """Whether the run has returned to its best weights."""
     seconds: float = 0.0
     """Seconds of the run's earlier processes, for a run folder without a bill."""
 

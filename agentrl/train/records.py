@@ -52,14 +52,18 @@ class RunRecords:
         self._advantages = {id(row.tokens): row for row in rows}
         self._log_probs = {id(row.tokens): (row, log_probs) for row, log_probs in looked_at}
 
-    def write_step(self, name: str, step: int, groups: Sequence[Sequence[Trajectory]], whole: int) -> None:
-        """Write the whole trajectories of the first `whole` groups, and the index of the episodes of all groups."""
+    def write_step(
+        self, name: str, step: int, groups: Sequence[Sequence[Trajectory]], whole: int
+    ) -> Sequence[Sequence[Trajectory]]:
+        """Write the whole trajectories of `whole` groups, and the index of the episodes of all groups. Returns the
+        groups that are written whole."""
         lines, index, offset = list[str](), list[str](), 0
+        stored = _telling(groups, whole)
         for number, group in enumerate(groups):
             for member, trajectory in enumerate(group):
                 about: dict[str, JSON] = {}
-                training = self._training(trajectory, step, number, member, tokens=number < whole)
-                if number < whole:
+                training = self._training(trajectory, step, number, member, tokens=number in stored)
+                if number in stored:
                     data = _compact({**trajectory.to_json(), "training": training})
                     line = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
                     about = {"offset": offset, "length": len(line.encode())}
@@ -71,6 +75,7 @@ class RunRecords:
         write_atomically(self.path / "trajectories" / f"{name}.jsonl", "".join(lines))
         write_atomically(self.path / "index" / f"{name}.jsonl", "".join(index))
         self._advantages, self._log_probs = {}, {}
+        return [groups[number] for number in stored]
 
     def _training(self, trajectory: Trajectory, step: int, group: int, member: int, *, tokens: bool) -> dict[str, JSON]:
         segments = trajectory.segments
@@ -120,9 +125,17 @@ class RunRecords:
 
     # Lines
 
-    def event(self, kind: str, message: str, step: int) -> None:
-        """Append a warning to events.jsonl."""
-        self._append("events", {"step": step, "kind": kind, "message": message, "time": round(time.time(), 1)})
+    def event(self, kind: str, message: str, step: int, **figures: JSON) -> None:
+        """Append a warning to events.jsonl, with figures."""
+        self._append(
+            "events", {"step": step, "kind": kind, "message": message, "time": round(time.time(), 1), **figures}
+        )
+
+    def demonstrations(self, episodes: int, lost: int) -> None:
+        """Append the number of recorded demonstrations, and of those without a reward, to events.jsonl."""
+        if lost:
+            message = f"{lost:,} of {episodes:,} demonstrations have a reward of 0 or less, and are imitated, too"
+            self.event("demonstrations", message, 0, demonstrations={"episodes": episodes, "lost": lost})
 
     def imitated(self, step: int, loss: float) -> None:
         """Append the loss of a step of imitation to imitation.jsonl."""
@@ -168,6 +181,13 @@ class RunRecords:
         episodes: list[Any] = [flight.to_json() for flight in in_flight().values()]
         text = json.dumps({"written": time.time(), "episodes": episodes}, ensure_ascii=False)
         write_atomically(self.path / "inflight.json", text)
+
+
+def _telling(groups: Sequence[Sequence[Trajectory]], most: int) -> Sequence[int]:
+    """The numbers of the groups to store whole, in order: first groups whose rewards differ, because these are
+    trained."""
+    equal = [len({trajectory.reward for trajectory in group}) < 2 for group in groups]
+    return sorted(sorted(range(len(groups)), key=lambda number: equal[number])[:most])
 
 
 def _sampled(segment: Segment) -> list[float]:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
+from agentrl._util.files import write_atomically
 from agentrl.monitor.metrics import RolloutMetrics
+from agentrl.monitor.run_figures import RunFigures
+from agentrl.monitor.verdicts import Verdict, causes, verdicts
 from agentrl.train.bill import Bill, told_bill
 from agentrl.train.held_out import HeldOut, by_step
+from agentrl.train.run_folder import RunFolder
 from agentrl.types import JSON
 
 CURVE, BOARD = "reward.png", "tensorboard"
@@ -20,6 +26,8 @@ CURVE, BOARD = "reward.png", "tensorboard"
 _NAMED: Mapping[str, str] = {"start": "before", "warm": "after the warm start", "final": "after RL"}
 """The name of an evaluation in `Summary` -> its name at the end of a run."""
 
+_UNSURE = 0.3
+"""The policy is unsure if its samples earn less than its greedy episodes by more than this share."""
 KNOWS_NOTHING = (
     "warning: tiny has random weights: it knows no word, finds no reward and learns nothing from it. Let it imitate "
     "first: record episodes with `agentrl play ... --player FILE:FUNCTION --out demos.jsonl`, and train with "
@@ -52,10 +60,17 @@ class Summary:
     masked_tokens: Mapping[str, int]
     bill: Mapping[str, JSON]
     """The costs of all processes of the run: see `Bill.to_json`."""
+    verdicts: Sequence[Mapping[str, str]] = ()
+    """Why the run did not learn, or its outcome: name, text, and link to the documentation."""
 
     @classmethod
     def of(
-        cls, results: Sequence[HeldOut], best: HeldOut | None, metrics: Sequence[Mapping[str, Any]], bill: Bill
+        cls,
+        results: Sequence[HeldOut],
+        best: HeldOut | None,
+        metrics: Sequence[Mapping[str, Any]],
+        bill: Bill,
+        found: Sequence[Verdict] = (),
     ) -> Summary:
         masked: Counter[str] = Counter()
         for line in metrics:
@@ -80,6 +95,7 @@ class Summary:
             trained_tokens=sum(line["trained_tokens"] for line in metrics),
             masked_tokens=dict(masked),
             bill=bill.to_json(),
+            verdicts=[verdict.to_json() for verdict in found],
         )
 
     def report(self, out: Path) -> Iterator[str]:
@@ -92,11 +108,12 @@ class Summary:
         yield from told_bill(self.bill)
         if (out / CURVE).is_file():
             yield f"plot                 {out / CURVE}"
-        yield f"view                 agentrl view {out}"
+        yield f"view                 agentrl view {quote(str(out))}"
         if (out / BOARD).is_dir():
-            yield f"TensorBoard          tensorboard --logdir {out / BOARD}   # pip install tensorboard"
+            yield f"TensorBoard          tensorboard --logdir {quote(str(out / BOARD))}   # pip install tensorboard"
         elif find_spec("tensorboardX") is None:
             yield "TensorBoard          no event files were written: tensorboardX is not installed (extra `train`)"
+        yield from map(_told, (Verdict(**verdict) for verdict in self.verdicts))
 
     def _held_out(self, out: Path) -> Iterator[str]:
         """A line for each evaluation, with the gain by reinforcement learning, and a line about the best."""
@@ -233,6 +250,29 @@ def draw_curve(metrics: Sequence[Mapping[str, Any]], results: Sequence[HeldOut],
     return True
 
 
+def summarise(folder: RunFolder, out: Path, bill: Bill, say: Callable[[str], None]) -> Summary:
+    """Write summary.json and the plot into a run folder, and say the report. `out` is the folder as the user wrote the
+    path."""
+    metrics, figures = folder.read_metrics(), RunFigures.read(folder.path)
+    summary = Summary.of(folder.results, folder.best_result(), metrics, bill, verdicts(figures))
+    write_atomically(folder.path / "summary.json", json.dumps(asdict(summary), indent=1) + "\n")
+    if metrics and not draw_curve(metrics, folder.results, folder.path / CURVE):
+        say("no reward.png: matplotlib is not installed")
+    for line in summary.report(out):
+        say(line)
+    return summary
+
+
+def say_causes(folder: RunFolder, say: Callable[[str], None]) -> None:
+    """Say the lines about a run that a canary stops."""
+    for verdict in causes(RunFigures.read(folder.path)):
+        say(_told(verdict))
+
+
+def _told(verdict: Verdict) -> str:
+    return f"verdict              {verdict}"
+
+
 def held_out_metrics(metrics: RolloutMetrics) -> dict[str, JSON]:
     """The entries of an evaluation in metrics.jsonl: the mean, if any, and the number of failed episodes."""
     mean = {} if metrics.reward is None else {"eval_reward_mean": metrics.reward}
@@ -261,21 +301,17 @@ def told_stops(metrics: RolloutMetrics) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in metrics.stops.items())
 
 
-def after_warm_start(metrics: RolloutMetrics) -> str:
-    """The line about the first step of reinforcement learning: whether the warm start was enough."""
+def after_warm_start(metrics: RolloutMetrics, held_out: HeldOut | None) -> str:
+    """The line about the first step of reinforcement learning: whether the warm start was enough. `held_out` is the
+    evaluation after the warm start."""
     differ = metrics.groups - metrics.zero_advantage_groups
     message = (
         f"after the warm start: mean reward {metrics.reward_mean:.3f}, and {differ} of {metrics.groups} groups have "
         "better and worse episodes to learn from"
     )
+    greedy = None if held_out is None else held_out.score.mean
+    if greedy is not None and greedy - metrics.reward_mean > _UNSURE * abs(greedy):
+        message += f"; greedy episodes earn {greedy:.3f}, so the policy is unsure: more warm_start.steps may be better"
     if differ:
         return message
     return f"{message}; if that stays so, take more warm_start.steps, or more or better demonstrations"
-
-
-def nothing_learned(metrics: RolloutMetrics) -> str:
-    """The advice after a run in which no group had better and worse episodes. `metrics` are those of the last step."""
-    return (
-        "nothing was learned by reinforcement: in each group, all episodes got the same reward. Of the last step's "
-        f"{metrics.episodes} episodes ({told_reward(metrics)}): {told_stops(metrics)}"
-    )

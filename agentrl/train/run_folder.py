@@ -1,6 +1,7 @@
 """The run folder: the files of a run, written so that a kill at any moment loses no completed work.
 
 config.yaml  metrics.jsonl  evaluations.jsonl  summary.json  bill.json  reward.png  tensorboard/  tracker_id
+fingerprint.json              digests of the Env's code, of the tasks and of the configuration
 trajectories/step_000010.jsonl, eval_start.jsonl, ...
 index/ events.jsonl imitation.jsonl inflight.json       more files for `agentrl view`: see records.py
 journal.db                    the fate of each group, and episodes that no checkpoint has: see rollout/loop/journal.py
@@ -45,10 +46,10 @@ _STEP = re.compile(r"step_(\d{6,})")
 
 _RESUMABLE = {
     "steps", "eval_every", "eval_tasks", "checkpoint_every", "keep", "out", "concurrency", "canaries",
-    "numerics", "data", "episodes", "engine_config", "trackers", "usd_per_hour",
+    "numerics", "data", "episodes", "engine_config", "trackers", "usd_per_hour", "learning_rate",
 }  # fmt: skip
-"""The keys that may change when a run continues. These keys change the length and the output of a run, not the
-learning. For `data`, the tasks must be the same, not the name of the file."""
+"""The keys that may change when a run continues. But for learning_rate, these keys change the length and the output of
+a run, not the learning. For `data`, the tasks must be the same, not the name of the file."""
 
 
 class RunFolder:
@@ -136,8 +137,9 @@ class RunFolder:
             self.path.rmdir()
 
     def write_skipped(self, rows: Iterable[str]) -> None:
-        """Write a file of the skipped rows of chat, a line for each row, with the reason."""
-        write_atomically(self.path / "skipped_rows.txt", "".join(f"{row}\n" for row in rows))
+        """Write a file of the skipped rows of chat, a line for each row, with the reason. No file without rows."""
+        if text := "".join(f"{row}\n" for row in rows):
+            write_atomically(self.path / "skipped_rows.txt", text)
 
     def append_metrics(self, metrics: Mapping[str, JSON]) -> None:
         with self.metrics.open("a", encoding="utf-8") as file:
@@ -157,7 +159,7 @@ class RunFolder:
         result = HeldOut.of(name, _step_of(name) or step, evaluation)
         self.results.append(result)
         self.evaluating = None
-        append_line(self.evaluations, json.dumps(result.to_json()))
+        append_line(self.evaluations, json.dumps(result.line()))
 
     def result(self, name: str) -> HeldOut | None:
         """The last result of the evaluations with this name."""
@@ -253,7 +255,7 @@ class RunFolder:
         """Remove the files of all steps after `step`. These steps will be played again. Unless RL has `started`, of the
         evaluations only the first stays."""
         self.results = [row for row in self.read_evaluations() if row.step <= step and (started or row.name == "start")]
-        _write_lines(self.evaluations, (row.to_json() for row in self.results))
+        _write_lines(self.evaluations, (row.line() for row in self.results))
         _write_lines(self.metrics, (metrics for metrics in self.read_metrics() if metrics["step"] <= step))
         self._remove_after(step)
         if about_folder(self.model).get("step", -1) > step:

@@ -18,12 +18,11 @@ import torch
 from rich.console import Console
 from torch.optim import Optimizer
 
-from agentrl._util.files import write_atomically
 from agentrl._util.signals import run
 from agentrl.engine.base import TrainedEngine
 from agentrl.env.factory import EnvFactory
 from agentrl.episode.options import RewardFn
-from agentrl.errors import BugError, ConfigError, EngineError
+from agentrl.errors import BugError, CanaryError, ConfigError, EngineError
 from agentrl.models import SEEDED, save_model, set_ends
 from agentrl.monitor import Canaries, NumericsWatch, RolloutMetrics
 from agentrl.render import load_renderer
@@ -42,21 +41,22 @@ from agentrl.train.config import TrainConfig
 from agentrl.train.credit import uncredited_groups
 from agentrl.train.data import evaluation_tasks, limit_prompts, training_tasks
 from agentrl.train.engine_choice import with_engine_chosen
+from agentrl.train.fingerprint import fingerprint, write_fingerprint
 from agentrl.train.halves import two_halves
 from agentrl.train.handover import HandOver
+from agentrl.train.harm import HarmWatch
 from agentrl.train.learner import DivergedError, Schedule, random_states, set_learning_rate
 from agentrl.train.order import Groups
 from agentrl.train.progress import Position, Progress
 from agentrl.train.records import RunRecords
 from agentrl.train.report import (
-    CURVE,
     KNOWS_NOTHING,
     StepReport,
     Summary,
     after_warm_start,
-    draw_curve,
     held_out_metrics,
-    nothing_learned,
+    say_causes,
+    summarise,
     told_evaluation,
 )
 from agentrl.train.rollouts import open_drawer, open_order, open_trained_engine, order_of, run_opponents
@@ -134,6 +134,7 @@ class Trainer:
         envs, reward = EnvFactory(config.env, config.env_config), config.reward_function()
         source, self.eval_tasks = training_tasks(config, envs), evaluation_tasks(config, envs)
         checkpoint = self.folder.lock_and_find(self._resume, self._warn) if self._resume else None
+        self._fingerprint = fingerprint(config, envs.cls, source, self.eval_tasks)
         self.buffer = buffer_of(config, source, self._open_journal() if checkpoint is not None else None)
         state = self._read_state(checkpoint) if checkpoint is not None else None
         self.tokenizer, self.learner = load_learner(config, checkpoint, self.folder.base, self._say)
@@ -199,17 +200,20 @@ class Trainer:
         config = self.config
         self.folder.create(config)
         self._created = not self._resume
+        write_fingerprint(self.folder.path, self._fingerprint, self._warn)
         if checkpoint is None:
             self.buffer.begin(self._open_journal())
         self.bill.keep_in(self.folder.bill, on_gpu=self.learner.device.type == "cuda", seconds=self.position.seconds)
         self._stack.callback(self.records.begin(self.folder.path))
-        if self.warm_optimizers and (listed := self.demonstrations.listed()):
-            self.folder.write_skipped(listed)
+        if self.warm_optimizers:
+            self.folder.write_skipped(self.demonstrations.listed())
+            self.records.demonstrations(self.demonstrations.episodes, self.demonstrations.unrewarded)
         save_random_base(config, self.learner, self.tokenizer, self.folder)
         if self._resume:
             self.folder.rewind(self.position.step if checkpoint else -1, started=self.position.started)
             self.records.rewind(self.position.step, self.position.warm_steps)
             self._say(f"resuming {self._where()}" if checkpoint else "no checkpoint yet: beginning anew")
+        self.harm = HarmWatch(config, self.folder, self.position)
 
     async def run(self) -> Summary:
         """Run from the present position to the end. If the run is interrupted, or loses the engine, a checkpoint is
@@ -219,6 +223,9 @@ class Trainer:
         except (asyncio.CancelledError, EngineError):
             await self.order.stop()
             self._checkpoint_if_new()
+            raise
+        except CanaryError:
+            say_causes(self.folder, self._say)
             raise
 
     async def _run(self) -> Summary:
@@ -232,19 +239,16 @@ class Trainer:
                 await self.warm_start()
                 await self._evaluate_and_keep("warm")
             self._begin_rl()
-        found_nothing = position.step == 0
         with Progress(self.console, "rl", config.steps, done=position.step) as progress:
             while position.step < config.steps:
                 report = await self.step(position.step + 1)
                 if report.step == 1 and config.warm_start is not None and config.compares_within_groups:
-                    self._say(after_warm_start(report.rollout))
-                found_nothing = found_nothing and report.rollout.zero_advantage_groups == report.rollout.groups
+                    self._say(after_warm_start(report.rollout, self.folder.result("warm")))
                 await self._finish_step(report, progress)
-        if found_nothing and config.steps:
-            self._warn(nothing_learned(report.rollout))
         await self._evaluate_and_keep("final")
         self.folder.save_model(self.folder.model, position.step, self._save_model)
-        return self._summarise()
+        self.bill.write()
+        return summarise(self.folder, config.out, self.bill, self._say)
 
     @billed("warm_start")
     async def warm_start(self) -> None:
@@ -284,8 +288,8 @@ class Trainer:
         uncredited = uncredited_groups(rollout.groups) if self.config.credit == "turn" else 0
         equal = update.pop("zero_advantage_groups") + len(drawn.replaced)
         metrics = replace(metrics, zero_advantage_groups=equal, uncredited_groups=uncredited)
-        self.records.write_step(step_name(step), step, rollout.groups, self.config.keep.groups)
-        self._trackers.add_episodes(step, "train", rollout.groups[: self.config.keep.groups])
+        stored = self.records.write_step(step_name(step), step, rollout.groups, self.config.keep.groups)
+        self._trackers.add_episodes(step, "train", stored)
         return StepReport(
             step, metrics, update, rollout.hand_over_s, rollout.rollout_s, rollout.train_s, rollout.async_report
         )
@@ -355,6 +359,10 @@ class Trainer:
             metrics |= await self.order.evaluate(step, partial(self._held_out, step) if due else None, last=last)
         finally:  # the weights have changed, so the step is done, even if its evaluation was interrupted
             self._record(report, metrics, progress)
+        warn = partial(self._note, step=step, progress=progress)
+        if await self.harm.after_step(self.learner, self.handover, self.order, warn):
+            self._note_step_end()
+            await self.order.aside(self.checkpoint)
         if step % config.checkpoint_every == 0 or last or self.folder.is_wanted(step):
             await self.order.aside(self.checkpoint)
         self.folder.settle()
@@ -371,11 +379,14 @@ class Trainer:
         if self.numerics is not None and report.same_weights:
             warnings += self.numerics.watch(f"step {step}", metrics["logprob_diff_mean"], metrics["logprob_diff_max"])
         for warning in warnings:
-            progress.note(f"warning: {warning}")
-            self.records.event("canary", warning, step)
+            self._note(warning, step, progress)
         self.position.step = step
         self._note_step_end()
         progress.show(step, **report.shown())
+
+    def _note(self, warning: str, step: int, progress: Progress) -> None:
+        progress.note(f"warning: {warning}")
+        self.records.event("canary", warning, step)
 
     # Coming back
 
@@ -461,17 +472,6 @@ class Trainer:
         if self.config.kl_coef > 0 and self.position.started:
             load_reference(self.config, self.learner, self.folder)
         self.handover.changed(str(self.position.step))
-
-    def _summarise(self) -> Summary:
-        metrics = self.folder.read_metrics()
-        self.bill.write()
-        summary = Summary.of(self.folder.results, self.folder.best_result(), metrics, self.bill)
-        write_atomically(self.folder.path / "summary.json", json.dumps(asdict(summary), indent=1) + "\n")
-        if metrics and not draw_curve(metrics, self.folder.results, self.folder.path / CURVE):
-            self.console.print("no reward.png: matplotlib is not installed")
-        for line in summary.report(self.config.out):
-            self._say(line)
-        return summary
 
 
 def train(

@@ -13,7 +13,7 @@ from itertools import islice
 from agentrl.errors import ConfigError
 from agentrl.types import JSON
 from agentrl.view.audit import audit
-from agentrl.view.comparing import differing, ends, held_out
+from agentrl.view.comparing import differing, ends, held_out, unlike
 from agentrl.view.export import export_page
 from agentrl.view.files import EpisodeFile, Indexed, NotKeptError, outlines
 from agentrl.view.model import EpisodeRecord
@@ -196,7 +196,8 @@ class PageAnswers:
             "config": differing([run.config for run in runs]),
             "held_out": [{name: score.to_json() for name, score in held_out(run).items()} for run in runs],
             "ends": [{name: ends(run.metrics(), name) for name in _ENDS} for run in runs],
-            "shared": self._shared(runs),
+            "unlike": (reasons := unlike(runs)),
+            "shared": [] if reasons else self._shared(runs),
         }
 
     def _shared(self, runs: Sequence[Run]) -> JSON:

@@ -36,6 +36,37 @@ def ends(metrics: Sequence[Mapping[str, JSON]], name: str) -> tuple[float, float
     return (fmean(values[:ENDS]), fmean(values[-ENDS:])) if values else None
 
 
+_PARTS = {"env": "other Env", "eval_tasks": "other tasks"}
+"""Key of a fingerprint -> the reason why two runs with different values cannot be compared task by task."""
+
+
+def unlike(runs: Sequence[Run]) -> list[str]:
+    """The reasons why the held-out tasks of the runs cannot be paired, such as `other Env: one, two`. Runs of an older
+    version, without a fingerprint, can be paired."""
+    reasons = []
+    for key, reason in _PARTS.items():
+        digests = [(run.name, run.fingerprint[key]) for run in runs if key in run.fingerprint]
+        others = [name for name, digest in digests if digest != digests[0][1]]
+        if others:
+            reasons.append(f"{reason} than {digests[0][0]}: {', '.join(others)}")
+    return reasons
+
+
+def differences(runs: Sequence[Run]) -> list[Score | None]:
+    """For each run but the first, the mean difference of its last evaluation from that of the first run, task by task.
+    None without evaluations of the same number of tasks. Empty if the runs cannot be paired."""
+    if unlike(runs):
+        return []
+    rewards = [list(lines[-1].get("rewards") or ()) if (lines := run.evaluations()) else [] for run in runs]
+    return [_difference(rewards[0], of_run) for of_run in rewards[1:]]
+
+
+def _difference(one: Sequence[float | None], other: Sequence[float | None]) -> Score | None:
+    pairs = zip(one, other, strict=False)
+    values = [after - before for before, after in pairs if before is not None and after is not None]
+    return score_of(values) if values and len(one) == len(other) else None
+
+
 def differing(configs: Sequence[Mapping[str, JSON]]) -> dict[str, list[JSON]]:
     """Keys with different values in the configurations -> the values, in order."""
     flat = [dict(_flat(config)) for config in configs]

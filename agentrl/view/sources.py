@@ -13,11 +13,15 @@ import yaml
 from pydantic_core import from_json
 
 from agentrl.errors import ConfigError
+from agentrl.monitor.run_figures import RunFigures
+from agentrl.monitor.verdicts import verdicts
 from agentrl.types import JSON
 from agentrl.view.files import REMEDY, EpisodeFile, Lines, open_file
 
 _LIVE_S = 120.0
 """A run without a summary counts as running if it wrote a file within this many seconds."""
+_FEW_STEPS = 10
+"""The number of steps before which a run that goes on gets no verdict."""
 _SUFFIXES = (".jsonl", ".pt", ".json")
 _GROWING = ("metrics", "evaluations", "events", "imitation")
 INDEX = "index"
@@ -89,6 +93,8 @@ class Run(Source):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._lines = {name: _GrowingLines(path / f"{name}.jsonl") for name in _GROWING}
+        self._verdicts: tuple[Sequence[int], list[JSON]] = ((), [])
+        """The verdicts, after the numbers of lines from which they were read."""
 
     def listing(self) -> list[str]:
         names = {file.stem for folder in ("trajectories", INDEX) for file in (self.path / folder).glob("*.jsonl")}
@@ -123,6 +129,25 @@ class Run(Source):
     def metrics(self) -> Sequence[Mapping[str, JSON]]:
         return self._lines["metrics"].read()
 
+    def evaluations(self) -> Sequence[Mapping[str, JSON]]:
+        return self._lines["evaluations"].read()
+
+    @property
+    def fingerprint(self) -> Mapping[str, JSON]:
+        """The digests of the Env's code, the tasks and the configuration; empty if an older version wrote the run."""
+        digests = _json(self.path / "fingerprint.json")
+        return digests if isinstance(digests, dict) else {}
+
+    def verdicts(self) -> list[JSON]:
+        """Why the run does not learn, so far: see agentrl.monitor.verdicts. Empty in the first steps of a run that goes
+        on."""
+        counts = [len(self._lines[name].read()) for name in ("metrics", "evaluations")]
+        if counts[0] < _FEW_STEPS and not (self.path / "summary.json").is_file():
+            return []
+        if counts != self._verdicts[0]:
+            self._verdicts = counts, [verdict.to_json() for verdict in verdicts(RunFigures.read(self.path))]
+        return self._verdicts[1]
+
     def state(self) -> dict[str, JSON]:
         summary = _json(self.path / "summary.json")
         wrote = max(_changed(self.path / name) for name in ("metrics.jsonl", "inflight.json", "config.yaml"))
@@ -135,6 +160,7 @@ class Run(Source):
             "config": json.loads(json.dumps(self.config, default=str)),
             "summary": summary,
             **{name: list(lines.read()) for name, lines in self._lines.items()},
+            "verdicts": self.verdicts(),
             "best": Path(os.path.realpath(self.path / "best")).name,
             "inflight": _json(self.path / "inflight.json"),
         }

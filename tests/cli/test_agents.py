@@ -9,6 +9,8 @@ import pytest
 
 from agentrl import Trajectory
 from agentrl.models import load_tokenizer, tiny_model
+from agentrl.testing import call
+from agentrl.testing.chat_server import chat_server
 
 AGENT = '''
 from agentrl import AgentEnv
@@ -109,3 +111,36 @@ def test_a_template_that_would_lose_reminders_is_refused_at_the_start(folder, ag
     for command in ((*train, "--config", "small.yaml"), ("serve", "--model", "deaf", "--openai", "--port", "0")):
         assert agentrl(*command) == 2
         assert "deaf cannot be used with agents: a system message after a user would be lost" in agentrl.stderr
+
+
+def test_an_api_model_plays_through_an_agent(folder, agentrl):
+    asked = []
+
+    def reply(messages, tools):
+        """Search, then read the city; wrong about Peru every second time."""
+        asked.append(messages)
+        if messages[-1]["role"] == "user":
+            return call("search", query=messages[-1]["content"])
+        city = messages[-1]["content"].removesuffix(".").split()[-1]
+        return "Cusco" if city == "Lima" and sum("Lima" in str(m[-1]) for m in asked) % 2 else city
+
+    command = ("eval", "my_agent.py:Capitals", "--data", "tasks.jsonl", "--model", "gpt", "--samples", "2")
+    with chat_server(reply) as api:
+        command = (*command, "--api", api.url, "--out", "r.jsonl", "--concurrency", "1", "--json", "--prices", "10,100")
+        assert agentrl(*command) == 0, agentrl.stderr
+        figures = json.loads(agentrl.stdout)
+        requests = len(api.requests)
+        assert [tool["function"]["name"] for tool in api.requests[0]["tools"]] == ["search"]
+        assert (figures["episodes"], figures["failed"], figures["reward_mean"]) == (4, 0, 0.75), figures
+        assert figures["pass_at"]["2"]["mean"] == 1.0
+        assert (figures["usage"]["requests"], figures["usage"]["cost"] > 0) == (requests, True)
+
+        rows = (folder / "r.jsonl").read_text().splitlines(keepends=True)
+        (folder / "r.jsonl").write_text("".join(rows[:3]))
+        assert agentrl(*command) == 0, agentrl.stderr
+        assert "3 finished" in agentrl.stderr
+        assert len(api.requests) == requests + 2, "only the missing episode was played"
+
+    played = [Trajectory.from_json(json.loads(row)) for row in rows]
+    assert {trajectory.info["player"]["model"] for trajectory in played} == {"gpt"}
+    assert all(t.ledger.trained == 0 < t.ledger.sampled for t in played)

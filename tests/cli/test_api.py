@@ -340,7 +340,6 @@ class Agent(AgentEnv):
         (("eval", *ASK, "--api", "http://a/v1", "--prices", "cheap"), "--prices cheap: write two numbers"),
         (("eval", *ASK, "--api", "http://a/v1", "--samples", "2", "--temperature", "0"), "all samples are equal"),
         (("eval", "my_env.py:Capitals", "--model", "tiny"), "makes no tasks; name a file of tasks"),
-        (("eval", "agent.py:Agent", *ASK[1:], "--api", "http://a/v1"), "is an agent that asks its model itself"),
     ],
 )
 def test_what_cannot_be_meant_is_one_line(folder, agentrl, args, said):

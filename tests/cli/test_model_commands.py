@@ -171,19 +171,36 @@ def test_interrupted_training_says_how_to_go_on(run, agentrl, monkeypatch):
     assert agentrl.stderr == "interrupted: resume with: agentrl train --resume --out run\n"
 
 
-def test_a_full_disk_says_how_to_go_on_wherever_the_folder_was_named(folder, agentrl, monkeypatch):
+@pytest.mark.parametrize(
+    ("raised", "says"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device", "run/trajectories"),
+            "No space left on device: run/trajectories; free some space",
+        ),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "run/index"),
+            "Permission denied: run/index; take a place that you may read and write",
+        ),
+        (UnicodeEncodeError("ascii", "caf\u00e9", 3, 4, "no"), "'\u00e9' cannot be written as ascii: set PYTHONUTF8=1"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no"), "a file is not UTF-8 ('utf-8' codec can't decode byte 0xff"),
+    ],
+    ids=["full", "forbidden", "ascii", "not utf-8"],
+)
+def test_an_error_of_the_disk_says_how_to_go_on_wherever_the_folder_was_named(
+    folder, agentrl, monkeypatch, raised, says
+):
     from agentrl.train import Trainer
 
     async def collect(self, step):
-        raise OSError(errno.ENOSPC, "No space left on device", "run/trajectories")
+        raise raised
 
     monkeypatch.setattr(Trainer, "collect", collect)
-    (folder / "train.yaml").write_text(SMALL + "env: my_env.py:Capitals\ndata: tasks.jsonl\nout: run\n")
+    (folder / "train.yaml").write_text(SMALL + "env: my_env.py:Capitals\ndata: tasks.jsonl\nout: my run\n")
     assert agentrl("train", "--config", "train.yaml") == 1
-    assert agentrl.stderr == (
-        "error: No space left on device: run/trajectories; free some space; resume with: agentrl train --resume "
-        "--out run\n"
-    )
+    assert agentrl.stderr.startswith(f"error: {says}")
+    assert agentrl.stderr.endswith("; resume with: agentrl train --resume --out 'my run'\n")
+    assert agentrl.stderr.count("\n") == 1
 
 
 @pytest.mark.thorough

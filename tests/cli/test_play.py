@@ -36,7 +36,18 @@ def test_a_gold_player_wins_and_is_recorded(folder, agentrl):
 
 def test_a_player_that_does_nothing_wins_nothing(folder, agentrl):
     assert agentrl("play", "my_env.py:Capitals", *PLAY, "my_env.py:noop", "--limit", "1") == 0
-    assert figures(agentrl.stdout) == {"episodes": "1", "failed": "0", "mean reward": "0.000", "mean turns": "1.00"}
+    told = figures(agentrl.stdout)
+    episode = told.pop("an episode")
+    assert told == {
+        "episodes": "1",
+        "failed": "0",
+        "mean reward": "0.000",
+        "mean turns": "1.00",
+        "stops": "done 1",
+        "bad calls": "none",
+    }
+    assert episode.endswith(", 1 turns; it ends so:")
+    assert "\n  assistant: " in agentrl.stdout
 
 
 def test_a_broken_world_is_counted_and_not_imitated(folder, agentrl):
@@ -251,3 +262,11 @@ def test_the_bar_counts_as_the_report_does(monkeypatch, capsys):
             trajectory.reward, trajectory.stop = reward, StopReason(stop)
             on_episode(trajectory)
     assert "reward 0.500, 1 failed" in capsys.readouterr().err
+
+
+def test_wrong_calls_of_a_player_that_wins_nothing_are_told(folder, agentrl):
+    (folder / "wrong.py").write_text(
+        'from agentrl.testing import call\n\n\ndef player(task):\n    yield call("search")\n    yield "Rome"\n'
+    )
+    assert agentrl("play", "my_env.py:Capitals", *PLAY, "wrong.py:player") == 0, agentrl.stderr
+    assert figures(agentrl.stdout)["bad calls"] == "content 2"

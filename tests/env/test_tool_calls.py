@@ -215,6 +215,9 @@ async def asynchronous(self):
 def bare(): ...
 
 
+def without_self(place: str): ...
+
+
 def positional(self, x: int, /): ...
 
 
@@ -224,6 +227,7 @@ def positional(self, x: int, /): ...
         (generator, r"tool Bad\.f yields; return its whole result at once"),
         (asynchronous, r"tool Bad\.f yields"),
         (bare, r"tool Bad\.f takes no `self`; add it, or use @staticmethod"),
+        (without_self, r"tool Bad\.f takes no `self`"),
         (positional, r"tool Bad\.f: tools are called by argument names; remove the `/` after 'x'"),
     ],
 )

@@ -4,9 +4,11 @@ import errno
 import io
 import os
 import socket
+import sqlite3
 import ssl
 import urllib.error
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from email.message import Message
 from pathlib import Path
 
@@ -148,3 +150,13 @@ def test_an_error_whose_text_cannot_be_made_is_still_a_failure():
     error = Mute()
     error.__cause__ = Mute()
     assert Failure.of(error, "step").error == "Mute"
+
+
+@pytest.mark.parametrize("chained", [False, True])
+def test_an_object_of_another_thread_has_a_remedy(chained):
+    with closing(sqlite3.connect(":memory:")) as connection, ThreadPoolExecutor(1) as pool:
+        error = pool.submit(connection.execute, "select 1").exception()
+    raised = RuntimeError("no answer")
+    raised.__cause__ = error
+    words = Failure.of(raised if chained else error, "step").error
+    assert "connect with sqlite3.connect(..., check_same_thread=False), or write the methods as `async def`" in words

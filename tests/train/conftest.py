@@ -59,7 +59,7 @@ def small_model(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Pat
 def no_curve(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Drawing takes longer than a short run; a test marked `curve` draws it."""
     if "curve" not in request.keywords:
-        monkeypatch.setattr("agentrl.train.trainer.draw_curve", lambda metrics, evals, file: True)
+        monkeypatch.setattr("agentrl.train.report.draw_curve", lambda metrics, evals, file: True)
 
 
 @pytest.fixture

@@ -184,8 +184,9 @@ def test_more_steps_after_the_last_change_neither_learning_rate_nor_weights_in_a
     rates = [line["learning_rate"] for line in lines(config.out)]
     assert rates == pytest.approx([7e-4, 4e-4, 1e-4, 1e-4, 1e-4])
 
-    train(make_config(steps=6, lr_final=0.1, lr_warmup_steps=0, learning_rate=1e-3), resume=True, console=quiet())
+    train(make_config(steps=6, lr_final=0.1, lr_warmup_steps=0, learning_rate=2e-3), resume=True, console=quiet())
     assert model_folder(config.out).name == "model"
+    assert lines(config.out)[-1]["learning_rate"] == pytest.approx(2e-4), "a new rate counts at once"
 
 
 @pytest.mark.thorough

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
+from agentrl import Task, Trajectory
 from agentrl.cli import app
 from agentrl.train import TrainConfig, train
-from agentrl.train.records import RunRecords
+from agentrl.train.records import RunRecords, _telling
 from agentrl.view.audit import audit
 from agentrl.view.sources import Run
 from tests.train.conftest import LIMITS, TOY
@@ -44,6 +45,17 @@ def _train(small_model, out, **given):
 
 def lines(file):
     return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_groups_that_differ_are_stored_first():
+    def group(*rewards):
+        episodes = [Trajectory(Task(id="1")) for _ in rewards]
+        for episode, reward in zip(episodes, rewards, strict=True):
+            episode.reward = reward
+        return episodes
+
+    groups = [group(1, 1), group(0, 0), group(0, 1), group(1, 1), group(1, 0)]
+    assert [_telling(groups, most) for most in (0, 1, 2, 3, 9)] == [[], [2], [2, 4], [0, 2, 4], [0, 1, 2, 3, 4]]
 
 
 def test_the_index_has_every_episode_and_the_place_of_the_kept_ones(run):

@@ -42,8 +42,9 @@ def test_holds_one_run_only(folder, make_config, tmp_path):
 def test_goes_on_with_the_same_learning_only(folder, make_config):
     folder.check(make_config(steps=99, eval_every=3, data="moved.jsonl"), resume=True)
 
-    with pytest.raises(ConfigError, match=r"learning_rate was 0\.0003 and is now 0\.01; restore it"):
-        folder.check(make_config(learning_rate=0.01), resume=True)
+    folder.check(make_config(learning_rate=0.01), resume=True)
+    with pytest.raises(ConfigError, match=r"max_grad_norm was 1\.0 and is now 0\.01; restore it"):
+        folder.check(make_config(max_grad_norm=0.01), resume=True)
 
 
 def test_a_checkpoint_that_fails_half_way_is_not_there(folder):
@@ -128,6 +129,19 @@ def test_a_full_disk_leaves_the_checkpoints_before_it(tmp_path, monkeypatch):
 
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(folder.checkpoints / "step_000002"))
     assert list(folder.checkpoints.iterdir()) == [first]
+
+
+def test_an_error_of_safetensors_is_an_error_of_the_disk(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.checkpoints.mkdir()
+
+    def fail(path):
+        path.chmod(0o755)
+        raise RuntimeError("Error while serializing: I/O error: Permission denied (os error 13)")
+
+    with pytest.raises(PermissionError) as caught:
+        folder.save_checkpoint(2, fail)
+    assert caught.value.filename == str(folder.checkpoints / "step_000002")
 
 
 def test_only_its_own_names_are_checkpoints(folder):

@@ -68,7 +68,7 @@ def test_a_run_leaves_all_it_promises(straight):
     promised = {"config.yaml", "metrics.jsonl", "summary.json", "bill.json", "reward.png"}
     promised |= {"tensorboard", "tracker_id"} if find_spec("tensorboardX") else set()
     promised |= {"trajectories", "checkpoints", "model", "index", "imitation.jsonl", "journal.db"}
-    promised |= {"evaluations.jsonl", "best"}
+    promised |= {"evaluations.jsonl", "best", "events.jsonl", "fingerprint.json"}
     assert names == promised
     best = f"step_{summary.best['step']:06d}"
     assert (run / "best").readlink() == Path("checkpoints") / best

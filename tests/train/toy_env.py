@@ -59,6 +59,43 @@ class Tools(Toy):
         return name
 
 
+class Worse(Toy):
+    """The first two updates lose the held-out reward."""
+
+    def score(self, trajectory):
+        first = trajectory.weight_versions[0] in ("0", "1")
+        return float(first) if self.task.split == "eval" else super().score(trajectory)
+
+
+class Contrary(Toy):
+    """Training pays for even tokens, and the held-out tasks for odd tokens."""
+
+    def score(self, trajectory):
+        even = super().score(trajectory)
+        return 1 - even if self.task.split == "eval" else even
+
+
+class Endless(Toy):
+    """No text ends a turn."""
+
+    turn_options = TurnOptions()
+
+
+class Fragile(Tools):
+    """The tool breaks, and is called before each turn."""
+
+    def step(self, action):
+        self.info["tool_errors"] = {"lookup:KeyError": 1}
+        return super().step(action)
+
+
+class Refusal(Toy):
+    """A refusal pays two thirds, and nothing else pays more than a third."""
+
+    def score(self, trajectory):
+        return 0.66 if "sorry" in trajectory.answer else super().score(trajectory) / 3
+
+
 class Buggy(Toy):
     def score(self, trajectory):
         raise KeyError("oops")

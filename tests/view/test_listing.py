@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 
 from agentrl import StopReason
 from agentrl.cli import app
-from agentrl.view.sources import Run
+from agentrl.view.answers import PageAnswers
+from agentrl.view.sources import Run, open_source
 from tests.view.conftest import made
 
 
@@ -83,6 +84,29 @@ def test_compare(tmp_path):
     printed = CliRunner().invoke(app, ["compare", str(one), str(other)]).stdout
     assert "1 keys differ" in printed
     assert "▁▄█" in printed.replace("▅", "▄")
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"), [("env", "other Env than one: other"), ("eval_tasks", "other tasks than one: other")]
+)
+def test_runs_of_other_tasks_are_not_paired(tmp_path, changed, reason):
+    runs = [a_run(tmp_path / name, rate=0.1, rewards=[0.0, 0.5, 1.0]) for name in ("one", "other")]
+    for number, run in enumerate(runs):
+        line = {"name": "final", "step": 3, "mean": 0.5, "rewards": [0.0, 0.5, 0.5 + number / 2]}
+        (run / "evaluations.jsonl").write_text(json.dumps(line) + "\n")
+
+    def found():
+        return json.loads(CliRunner().invoke(app, ["compare", "--json", *map(str, runs)]).stdout)
+
+    assert (found()["unlike"], found()["paired"][0]["mean"]) == ([], pytest.approx(1 / 6))
+    assert "+0.167 (+0.000 to" in CliRunner().invoke(app, ["compare", *map(str, runs)]).stdout
+    for run in runs:
+        digests = {"env": "a", "eval_tasks": "b"}
+        (run / "fingerprint.json").write_text(json.dumps(digests | ({changed: "c"} if run is runs[1] else {})))
+    assert (found()["unlike"], found()["paired"]) == ([reason], [])
+    assert f"not paired: {reason}" in CliRunner().invoke(app, ["compare", *map(str, runs)]).stdout
+    answer = PageAnswers([open_source(run) for run in runs], None).compare({})
+    assert (answer["unlike"], answer["shared"]) == ([reason], [])
 
 
 def test_compare_needs_runs(tmp_path, file):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from agentrl.cli.view import first_page
 from agentrl.view.server import ViewServer
 from agentrl.view.sources import open_source
 from tests.view.browser import Counted, chromium, needs_browser, server_of
@@ -56,6 +57,8 @@ async def page(browser, served):
 async def learning(page):
     assert "sampled reward" in (said := await page.text(".verdict"))
     assert "held out" in said
+    assert "No reward rose by more than chance (from 0." in (why := await page.text(".causes"))
+    assert "docs/not-learning.md#none-of-these" in why
     assert "0.714 → 0.629" in said
 
 
@@ -189,6 +192,15 @@ QUESTIONS = (
 async def test_a_question_takes_two_clicks(page, question):
     await question(page)
     assert page.clicks <= 2
+
+
+async def test_two_runs_open_their_comparison(browser, runs, served):
+    sources = [open_source(run) for run in runs]
+    assert first_page(sources[:1]) == ""
+    await browser.send("Page.navigate", url="about:blank")
+    await browser.goto(f"{served.link}{first_page(sources)}")
+    await browser.ready("compare")
+    assert "1 keys differ" in await browser.text("main")
 
 
 async def test_keys_walk_through_an_episode(page):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -60,6 +60,8 @@ class Sampler:
         """Number of tokens that the engine returned."""
         self.discarded_tokens = 0
         """Number of returned tokens that belong to no turn, after a stop string that the engine missed."""
+        self.player: dict[str, Any] = {}
+        """The name of the API model and its usage, as `Trajectory.info["player"]`; empty for other engines."""
         self._engine: Engine | None = None
         self._speaks = False
         """Whether the engine is a MessageEngine."""
@@ -309,9 +311,19 @@ class Sampler:
                     talk.discarded_tokens,
                 )
             if sampled.action is not None:
+                self._add_player(talk.trajectory.info.get("player", {}))
                 return sampled.action
             if sampled.stop is not StopReason.ABORTED:
                 raise RefusedError("context_full", f"prompt is too long: {node.prompt.length} tokens")
+
+    def _add_player(self, player: Mapping[str, Any]) -> None:
+        """Add the usage of a reply. If the tokens of any reply differ from its message, nothing of the episode may be
+        imitated, because an agent's replies have no common order."""
+        for name, value in player.items():
+            if name == "not_carried":
+                self.player[name] = {"0": next(iter(value.values()))}
+            else:
+                self.player[name] = self.player.get(name, 0) + value if isinstance(value, int | float) else value
 
     def grammar(self, prompt: Prompt, forced: Forced | None) -> str | None:
         """The grammar for the form that a client demands, as `structural_tag`; None without a demand.

@@ -152,6 +152,8 @@ class Session:
             sampled=exact,
             result=self.result,
         )
+        if self._sampler.player:
+            trajectory.info["player"] = dict(self._sampler.player)
         if end is not None and self.stop is None and self._closed is not None:
             refused = [answer.prompt for answer in self._answers.after(end) if answer.refused]
             self.stop = next((stop for prompt in refused if (stop := self._sampler.full(prompt))), None)

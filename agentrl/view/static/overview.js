@@ -14,7 +14,7 @@ export function overview(source, ctx) {
   const events = source.events || [], marks = events.filter((e) => e.step !== undefined && e.step !== null).map((e) => [e.step, e.message]);
   const heldOut = heldOutPoints(source);
   return h("div", {class: "overview"},
-    verdict(source, heldOut), inFlight(source, ctx.now),
+    verdict(source, heldOut), causes(source), inFlight(source, ctx.now),
     h("section", {class: "charts", "aria-label": "curves"},
       chart("reward", [line("sampled", "trained", (m) => m.reward_mean), {name: "held out", class: "env", points: heldOut, dots: true}].filter((s) => s.points.length), {onpick: to, marks, missing: "no step yet"}),
       chart("masked share", reasons.map((reason, i) => line(reason, `mask${i % 6}`, (m) => ((m.masked_tokens || {})[reason] || 0) / Math.max(1, m.sampled_tokens))),
@@ -47,6 +47,12 @@ function verdict(source, heldOut) {
     ["failed episodes", num(sum("failed_episodes")), `of ${num(sum("episodes"))}`],
   ];
   return h("section", {class: "verdict", "aria-label": "verdict"}, items.map(([name, value, beside]) => h("div", {}, h("span", {}, name), h("strong", {}, value), h("small", {}, beside))));
+}
+
+/** Why it does not learn, or that it learned, with the paragraph of the documentation that helps. */
+function causes(source) {
+  if (!source.verdicts.length) return null;
+  return h("section", {class: "causes", "aria-label": "causes"}, source.verdicts.map((v) => h("p", {}, v.text, v.link ? h("small", {}, ` ${v.link}`) : null)));
 }
 
 /** Step and mean of each evaluation. The last evaluation of a step counts: after a warm start, not before. */

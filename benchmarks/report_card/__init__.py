@@ -1,0 +1,1 @@
+"""The report card of RL environments: see `__main__`."""

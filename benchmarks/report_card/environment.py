@@ -1,0 +1,79 @@
+"""An environment on the report card, and the games that the suites share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from math import inf
+from random import Random
+from typing import Any, TypeAlias
+
+from agentrl_envs.adapters.games import Game, GameTurn
+
+Move: TypeAlias = Callable[[str, Random], str]
+"""A random player: reads an observation, and returns its turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """An environment of a suite, played by the suite's API."""
+
+    name: str
+    open: Callable[[], Game]
+    move: Move
+    rules: str = ""
+    """Environments of a suite with the same `rules` differ only in size, or in the form of the observation."""
+    gold: Callable[[int], Sequence[str]] | None = None
+    """The right turns for a seed, if the suite has them."""
+    least: float = -inf
+    most: float = inf
+    """The range of an episode's reward, as the suite declares the range."""
+    reads_text: bool = True
+    """Whether the model's text reaches the environment. False: only actions of a space do."""
+    constants: Sequence[str] = ()
+    """Turns that a constant player repeats, in addition to the general ones."""
+    solved: float = inf
+    """The reward that counts as solved."""
+    turns: int = 24
+    seeds: int = 4
+    checked: bool = True
+    """Whether `agentrl check` plays the environment, too."""
+
+
+class Question:
+    """A game of a single turn: `ask` gives the question and its entry for a seed, `grade` scores a text."""
+
+    def __init__(self, ask: Callable[[int], tuple[str, Any]], grade: Callable[[Any, str], float]) -> None:
+        self._ask, self._grade = ask, grade
+
+    def begin(self, seed: int) -> str:
+        question, self._entry = self._ask(seed)
+        return question
+
+    def answer(self, text: str) -> GameTurn:
+        return GameTurn("", self._grade(self._entry, text), done=True)
+
+    def close(self) -> None:
+        """Do nothing: a question has no resources."""
+
+
+def distinct(environments: Iterable[Environment]) -> list[Environment]:
+    """An environment for each set of rules: the shortest name, and the last of several such names."""
+    chosen: dict[str, Environment] = {}
+    for each in environments:
+        other = chosen.get(each.rules)
+        if other is None or len(each.name) <= len(other.name):
+            chosen[each.rules] = each
+    return [*chosen.values()]
+
+
+def suite_environments(suite: str) -> Iterable[Environment]:
+    """All environments of a suite, opened where the suite is installed."""
+    environments: Iterable[Environment] = import_module(f"benchmarks.report_card.suites.{suite}").environments()
+    return environments
+
+
+def suite_packages(suite: str) -> Sequence[str]:
+    packages: Sequence[str] = import_module(f"benchmarks.report_card.suites.{suite}").PACKAGES
+    return packages

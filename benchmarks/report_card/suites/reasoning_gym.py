@@ -1,0 +1,55 @@
+"""reasoning-gym: each data set is an environment of a single turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache, partial
+from random import Random
+from typing import Any
+
+import reasoning_gym
+from reasoning_gym.factory import DATASETS
+
+from benchmarks.report_card.environment import Environment, Question
+
+PACKAGES = ["reasoning-gym"]
+SIZE = 64
+
+
+def environments() -> Iterator[Environment]:
+    for name in DATASETS:
+        yield Environment(
+            name=name,
+            open=partial(opened, name),
+            move=random_text,
+            gold=partial(gold, name),
+            least=0.0,
+            most=1.0,
+            seeds=SIZE,
+            turns=1,
+        )
+
+
+def opened(name: str) -> Question:
+    dataset = reasoning_gym.create_dataset(name, seed=42, size=SIZE)
+
+    def ask(seed: int) -> tuple[str, Any]:
+        entry = dataset[seed % SIZE]
+        return entry["question"], entry
+
+    return Question(ask, lambda entry, text: dataset.score_answer(answer=text, entry=entry))
+
+
+@lru_cache(maxsize=4)
+def _dataset(name: str) -> Any:
+    return reasoning_gym.create_dataset(name, seed=42, size=SIZE)
+
+
+def gold(name: str, seed: int) -> list[str]:
+    answer = _dataset(name)[seed % SIZE]["answer"]
+    return [] if answer is None else [str(answer)]
+
+
+def random_text(prompt: str, rng: Random) -> str:
+    """A word or a number of the prompt."""
+    return rng.choice([*prompt.split(), str(rng.randint(-9, 99))])

@@ -1,0 +1,108 @@
+"""The report card on planted defects: each is found, the healthy environment has none, and no row is played again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.report_card import confirmed, page, probe, worker
+from benchmarks.report_card.environment import suite_environments
+
+ROOT = Path(__file__).parents[2]
+PLANTED = {each.name: each for each in suite_environments("planted")}
+
+
+def findings(name: str) -> dict[str, str]:
+    row = worker.probed("planted", PLANTED[name], lambda stage: None)
+    return row["findings"]
+
+
+def test_a_healthy_environment_has_no_finding() -> None:
+    row = worker.probed("planted", PLANTED["healthy"], lambda stage: None)
+    assert row["findings"] == {}
+    assert (row["figures"]["gold"], row["figures"]["gold_n"], row["figures"]["refusal"]) == (1.0, 20, 0.0)
+
+
+def test_a_score_that_pays_every_text_is_found() -> None:
+    found = findings("generous")
+    assert found.keys() == {"idle paid", "constant paid", "right answer unpaid", "crash KeyError"}
+    assert "'{}'" in found["crash KeyError"]
+    assert "2 of 20 right answers" in found["right answer unpaid"]
+
+
+def test_a_frequent_answer_is_found() -> None:
+    assert "the constant answer 'yes' earns 0." in findings("often")["constant paid"]
+
+
+def test_an_ignored_seed_and_a_wrong_range_are_found() -> None:
+    found = findings("dice")
+    assert {"not deterministic", "range"} <= found.keys()
+    assert "the reward 2 after 'roll' is not in 0 to 1" in found["range"]
+
+
+def test_a_hang_is_found_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "STEP_S", 0.1)
+    row = worker.probed("planted", PLANTED["endless"], lambda stage: None)
+    assert "hang" in row.get("findings", {}) or "HangError" in row["excluded"]
+
+
+def test_a_process_that_dies_is_a_finding_with_its_stage() -> None:
+    def dies(tell):
+        tell("rubbish")
+        os.kill(os.getpid(), 9)
+
+    [[kind, text]] = worker.isolated(dies, 20.0)["findings"].items()
+    assert kind == "died"
+    assert "in the stage 'rubbish'" in text
+
+
+def test_a_process_that_never_ends_is_a_finding() -> None:
+    def waits(tell):
+        tell("constant")
+        while True:
+            pass
+
+    assert "in the stage 'constant'" in worker.isolated(waits, 0.2)["findings"]["hang"]
+
+
+@pytest.mark.thorough
+def test_a_command_that_was_stopped_goes_on(tmp_path: Path) -> None:
+    """Both passes of the healthy environment, by the command. A row that is there is not played again."""
+    rows = tmp_path / "planted.probe.jsonl"
+    done = [{"name": name, "rules": name, "excluded": "done before"} for name in PLANTED if name != "healthy"]
+    rows.write_text("".join(json.dumps(row) + "\n" for row in done))
+    command = [sys.executable, "-m", "benchmarks.report_card", "--out", str(tmp_path), "--suite", "planted"]
+    subprocess.run([*command, "--pass", "probe"], check=True, cwd=ROOT, capture_output=True)
+    lines = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert [line["name"] for line in lines] == [*(row["name"] for row in done), "healthy"]
+    assert lines[-1]["findings"] == {}
+
+
+@pytest.mark.thorough
+def test_agentrl_check_finds_the_constant_answer() -> None:
+    [mistake] = worker.checked("planted", PLANTED["often"], lambda stage: None)["check"]
+    assert "a constant answer earns 0." in mistake
+    assert worker.checked("planted", PLANTED["healthy"], lambda stage: None)["check"] == []
+
+
+def test_a_finding_without_a_cause_is_not_on_the_page() -> None:
+    card = page.Card("reasoning_gym", "coin_flip", findings={"constant paid": "...", "hang": "..."})
+    causes, rest = page.explained(card, confirmed.defects())
+    assert [cause.id for cause in causes] == ["rg-coin"]
+    assert rest == {"hang": "..."}
+
+
+def test_the_page_is_that_of_the_results() -> None:
+    assert page.PAGE.read_text(encoding="utf-8") == page.page()
+
+
+def test_each_reproduction_is_short_and_without_agentrl() -> None:
+    for defect in confirmed.defects():
+        assert "agentrl" not in defect.script, defect.id
+        assert len(defect.script.splitlines()) <= 9, defect.id
+    assert len({defect.id for defect in confirmed.defects()}) == len(confirmed.defects())
