@@ -154,7 +154,7 @@ class TRLAsyncRollouts(HostedEnv):
     def _taken(self, group: int) -> None:
         """The trainer has taken a row of a group. After the last row, another group may begin."""
         self._left[group] -= 1
-        if not self._left[group]:
+        if not self._left[group] and self._playing is not None:
             del self._left[group]
             self._playing.get_loop().call_soon_threadsafe(self._slots.release)
 
