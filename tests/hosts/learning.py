@@ -7,8 +7,8 @@ For each seed, `agentrl train` imitates the quickstart's demonstrations. Then `a
 from the imitating model, the host until it has sampled as many tokens. `agentrl eval` plays the weights that each saved
 on the held-out questions. Finished parts stay in `--out`, so the same command resumes.
 
-The host's learning rate is the only setting that was chosen for a host. `tiny` has biases, which SkyRL's models do not
-have, so SkyRL's server trains `tiny` without biases, by LoRA.
+The learning rate is the only setting that was chosen for a host; TRL has that of `agentrl train`. SkyRL's models have
+no biases, so SkyRL's server trains `tiny` without biases, by LoRA.
 """
 
 from __future__ import annotations

@@ -111,7 +111,8 @@ def final_adapter(run: Run) -> str:
 
 def archive(name: str, checkpoints: Path) -> Path:
     """The server's file of an adapter."""
-    return checkpoints / f"{name.removeprefix('tinker://')}.tar.gz"
+    model, *_, step = name.removeprefix("tinker://").split("/")
+    return checkpoints / model / "sampler_weights" / f"{step}.tar.gz"
 
 
 @contextmanager
