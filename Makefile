@@ -14,7 +14,7 @@ SHELL = bash
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL = $(BIN)/python .ci/install.py
 
-.PHONY: demo demo-search rehearse self-play test test-rest quick pythons soak crash soak-sandbox soak-workers check bench bench-scale bench-workers bench-exact bench-demo bench-retriever bench-view docs gateway-clients gpu gpu-wheels bench-thousands clean bench-first-byte
+.PHONY: demo demo-search rehearse self-play test test-rest quick pythons soak crash soak-sandbox soak-workers check bench bench-scale bench-workers bench-exact bench-demo bench-retriever bench-view docs gateway-clients gpu gpu-wheels bench-thousands clean bench-first-byte gym
 
 demo: $(TRAINS)  ## README's quickstart: a tiny model learns to ask a tool before it answers, in a minute (SEED=1).
 	$(BIN)/python -m examples.quickstart.demo $(if $(SEED),--seed $(SEED))
@@ -57,6 +57,9 @@ soak-sandbox: $(STAMP)  ## kill -9 of a run with 64 containers and of a pull of 
 	AGENTRL_SOAK_SANDBOX=20 .ci/docker.sh tests/sandbox/docker/test_killed_owner.py tests/sandbox/docker/test_hosts.py
 	AGENTRL_REQUIRE=hosted .ci/docker.sh tests/sandbox/backends -k hosted
 	AGENTRL_SOAK_GRADING=100 .ci/docker.sh tests/sandbox/attacks/test_rewards.py
+
+gym: $(STAMP)  ## Train tiny on ten small tasks with the default settings (SEEDS="0 1 2" TASKS="weather nim" SET="kl_coef=0.01": compares the change with the defaults).
+	$(BIN)/python -m benchmarks.gym $(if $(SEEDS),--seeds $(SEEDS)) $(if $(TASKS),--tasks $(TASKS)) $(if $(SET),--set $(SET))
 
 docs: $(VENV)/.docs  ## Build the documentation's site in build/site; a broken link, or an undescribed name, fails.
 	$(BIN)/python .ci/docs.py
