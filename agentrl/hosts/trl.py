@@ -84,7 +84,7 @@ class TRLRollouts(HostedEnv):
         self._calls += 1
         size = trainer.num_generations if trainer.model.training else trainer.num_generations_eval
         with _evaluating(trainer.model), self._serving(trainer) as engine:
-            trajectories = self._thread.run_here(self._play_all(tasks, size, trainer, engine))
+            trajectories = self._thread.run_here(self.play_all(tasks, size, trainer, engine))
         end = trainer.processing_class.eos_token_id
         rows = [_row(trajectory, end) for trajectory in trajectories]
         return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
@@ -94,7 +94,8 @@ class TRLRollouts(HostedEnv):
             raise ConfigError(f"the prompt {prompt!r:.80} is no id of a task: take dataset() as the data set")
         return self.by_id[prompt]
 
-    async def _play_all(self, tasks: Sequence[Task], size: int, trainer: Any, engine: Engine) -> list[Trajectory]:
+    async def play_all(self, tasks: Sequence[Task], size: int, trainer: Any, engine: Engine) -> list[Trajectory]:
+        """The trajectories of `size` episodes of each task, in the order of the tasks."""
         opened, params = await self.opened(), _sampling_params(trainer)
         rollout = Rollout(
             envs=opened.factory,

@@ -119,18 +119,19 @@ class TRLAsyncRollouts(HostedEnv):
             options=self.config.options(),
             reward=self.config.reward_function(),
         )
-        self._playing = opened.start(self._play_all(rollout))
+        self._playing = opened.start(self.play_all(rollout))
 
     async def _stop(self, playing: asyncio.Task[None]) -> None:
         playing.cancel()
         await asyncio.wait([playing])
 
-    async def _play_all(self, rollout: Rollout) -> None:
+    async def play_all(self, rollout: Rollout) -> None:
+        """Play groups of random tasks until the trainer stops."""
         try:
             async with asyncio.TaskGroup() as groups:
                 for number, task in enumerate(self._endless()):
                     await self._slots.acquire()
-                    groups.create_task(self._play_group(rollout, number, task))
+                    groups.create_task(self.play_group(rollout, number, task))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
@@ -139,7 +140,8 @@ class TRLAsyncRollouts(HostedEnv):
         for _ in count():
             yield from rng.sample(tasks, len(tasks))
 
-    async def _play_group(self, rollout: Rollout, number: int, task: Task) -> None:
+    async def play_group(self, rollout: Rollout, number: int, task: Task) -> None:
+        """Play the episodes of a task, and give the rows to the trainer."""
         version = self.version
         (group,) = await run_groups(
             rollout, [task], self.group_size, name="trl-async", seed=self.seed, first=number, keep_unscored=True

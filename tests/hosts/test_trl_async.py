@@ -67,13 +67,13 @@ class Watched(TRLAsyncRollouts):
         self.kept, self.taken = {}, []
         self.policy = policy
 
-    async def _play_all(self, rollout):
+    async def play_all(self, rollout):
         object.__setattr__(rollout, "engine", KeptTurns(self.policy or rollout.engine, self.kept))
-        await super()._play_all(rollout)
+        await super().play_all(rollout)
 
-    async def _play_group(self, rollout, number, task):
+    async def play_group(self, rollout, number, task):
         self.drawn = {**getattr(self, "drawn", {}), number: task}
-        await super()._play_group(rollout, number, task)
+        await super().play_group(rollout, number, task)
 
     def send_weights(self, iterator):
         self.sent = {name: tensor.detach().clone() for name, tensor in iterator}

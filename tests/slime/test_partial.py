@@ -19,6 +19,7 @@ from agentrl import ConfigError, adapt
 from agentrl.engine import Generation
 from agentrl.episode import shared as _loop_resources
 from agentrl.episode.host_config import ParkingConfig
+from agentrl.episode.parking import VERSION
 from agentrl.episode.state import EpisodeState, Parked
 from agentrl.errors import ResumeError
 from agentrl.render import Rendered, RenderedSpan
@@ -191,7 +192,10 @@ async def test_a_ticket_is_good_for_one_use(slime, world, env):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda s: account(s)["resume"].update(version=8), "its ticket has version 8; this agentrl reads 9"),
+        (
+            lambda s: account(s)["resume"].update(version=VERSION - 1),
+            f"its ticket has version {VERSION - 1}; this agentrl reads {VERSION}",
+        ),
         (lambda s: account(s)["resume"].update(key="../../etc/passwd"), "its ticket names nothing"),
         (lambda s: s.tokens.__setitem__(3, 7), "its tokens are not those that were parked"),
         (lambda s: s.loss_mask.pop(), "its tokens are not those that were parked"),

@@ -23,7 +23,7 @@ def bitsandbytes():
 
 def test_a_missing_one_is_told_with_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
-    with pytest.raises(ConfigError, match=r"adamw_8bit needs bitsandbytes .*pip install -e '.\[8bit\]'"):
+    with pytest.raises(ConfigError, match=r"adamw_8bit needs bitsandbytes .*pip install 'agentrl-sdk\[8bit\]'"):
         make_adam("adamw_8bit", [torch.zeros(3)], 1e-3)
 
 

@@ -135,7 +135,7 @@ def test_what_is_no_file_is_refused(tmp_path):
 
 def test_without_tantivy_it_says_what_to_install(corpus, monkeypatch):
     monkeypatch.setattr(index_module.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install -e sandbox -e 'envs\[search\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'agentrl-envs\[search\]'"):
         open_index(corpus)
 
 

@@ -17,8 +17,8 @@ class Counted(TRLRollouts):
 
     sampled = 0
 
-    async def _play_all(self, *args):
-        played = await super()._play_all(*args)
+    async def play_all(self, *args):
+        played = await super().play_all(*args)
         self.sampled += sum(trajectory.ledger.sampled for trajectory in played)
         return played
 
