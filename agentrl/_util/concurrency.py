@@ -20,10 +20,7 @@ log = logging.getLogger("agentrl")
 
 async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """The results of coroutines, in order. Unlike asyncio.gather, the first exception cancels the other coroutines and
-    waits for their end. A single coroutine runs in the caller's task."""
-    coroutines = [*coroutines]
-    if len(coroutines) == 1:  # as in most turns: a task costs a sixth of all that a call needs
-        return [await coroutines[0]]
+    waits for their end."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(coroutine) for coroutine in coroutines]

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from agentrl._util.config_errors import check_file
-from agentrl.errors import ConfigError, did_you_mean, with_remedy
+from agentrl.errors import ConfigError, did_you_mean, one_line, with_remedy
 
 _NOT_THE_USERS = tuple(
     {*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), str(Path(__file__).parents[1]), "<frozen"}
@@ -63,8 +63,7 @@ def _instead(module: ModuleType, name: str, kind: type) -> str:
 
 def cause(exc: BaseException) -> str:
     """An exception in one line, as `file:line: Type: text`. The line is the innermost line of the user's code."""
-    text = " ".join(str(exc).split())
-    message = with_remedy(exc, f"{type(exc).__name__}: {text}" if text else type(exc).__name__)
+    message = with_remedy(exc, one_line(exc))
     frames = [frame for frame in traceback.extract_tb(exc.__traceback__) if not frame.filename.startswith("<frozen")]
     user_frames = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
     if not (user_frames or frames):

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from agentrl import ConfigError, Env, EnvFactory, InfraError, StepResult
-from agentrl._util.loading import load_object
+from agentrl._util.loading import cause, load_object
 from agentrl.env.factory import load_env
 
 BAD = {
@@ -113,3 +113,11 @@ def test_threads_that_load_one_file_at_once_all_get_the_whole_of_it(tmp_path):
     file.write_text("import time\ntime.sleep(0.1)\nfound = 1\n")
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(load_object, [f"{file}:found"] * 4)) == [1] * 4
+
+
+def test_the_cause_of_an_error_whose_text_cannot_be_read_is_its_type():
+    class Mute(ValueError):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    assert cause(Mute()) == "Mute"
