@@ -447,7 +447,7 @@ async def test_equal_sub_agents_at_once_are_siblings(renderer):
     replies = [(await talk.replies(each))[0] for each in asked]
     for each in asked:
         each.delivered()
-    assert [reply.content for reply in replies] == ["one", "two"]
+    assert sorted(reply.content for reply in replies) == ["one", "two"], "either asks the engine first"
     assert lengths(talk.end()) == [1, 1]
 
 
