@@ -136,7 +136,7 @@ $(TRAINS): $(PROJECTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "agentrl needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 2; }
 	@echo "Installing agentrl into $(VENV), once: half a minute, or a few minutes on a busy machine or a slow network."
 	@$(PYTHON) -m venv $(VENV)
-	@echo "  agentrl, and what it needs to train; torch is the largest (200 MB)"
+	@echo "  agentrl, and what it needs to train; torch is the largest (200 MB, or 2.5 GB with the CUDA libraries of PyPI)"
 	@$(INSTALL) -e '.[train]'
 	@touch $@
 

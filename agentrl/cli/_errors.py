@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import typer
 
-from agentrl._util.loading import own_frames
+from agentrl._util.loading import cause, own_frames
 from agentrl._util.signals import Terminated
 from agentrl.cli._codes import BUG, CANARY, DISK_FULL, INTERRUPTED, TERMINATED, USAGE_ERROR
 from agentrl.errors import BugError, CanaryError, ConfigError, InfraError
@@ -87,7 +87,7 @@ def _of_file(exc: OSError | UnicodeError) -> str:
     if isinstance(exc, UnicodeEncodeError):
         return f"{exc.object[exc.start : exc.end]!r:.40} cannot be written as {exc.encoding}: set PYTHONUTF8=1"
     if isinstance(exc, UnicodeError):
-        return f"a file is not UTF-8 ({exc}): convert the file, such as with iconv"
+        return f"a file is not UTF-8: convert the file, such as with iconv ({cause(exc)})"
     if exc.errno not in _OF_FILES:
         raise exc
     return f"{exc.strerror}: {exc.filename or 'the disk'}; {_OF_FILES[exc.errno]}"

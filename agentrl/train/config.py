@@ -393,9 +393,7 @@ class TrainConfig(EpisodeConfig):
     @model_validator(mode="after")
     def _check_group_size(self) -> Self:
         if self.group_size == 1 and self.algorithm != "flash_reinforce" and self.learns_from_rewards:
-            raise ValueError(
-                f"group_size 1 has no baseline with algorithm {self.algorithm}: take 2 or more, or flash_reinforce"
-            )
+            raise ValueError(f"group_size 1 has no baseline with {self.algorithm}: take 2 or more, or flash_reinforce")
         return self
 
     @model_validator(mode="after")
@@ -405,9 +403,7 @@ class TrainConfig(EpisodeConfig):
         if self.filters and not self.refill:
             raise ValueError("filters: refill replaces the groups that they drop, and it is 0: set refill, such as 3")
         if self.refill and not self.learns_from_rewards:
-            raise ValueError(
-                "refill looks at rewards, and teacher does without: set teacher.beside_reward, or leave it out"
-            )
+            raise ValueError("refill looks at rewards, and teacher does not: set teacher.beside_reward, or no refill")
         return self
 
     @model_validator(mode="after")
@@ -444,7 +440,7 @@ class TrainConfig(EpisodeConfig):
         return self
 
     @model_validator(mode="after")
-    def _check_canaries(self) -> Self:
+    def _check_going_back(self) -> Self:
         goes_back = self.canaries is not None and self.canaries.held_out_fall == "go_back"
         if goes_back and not (self.eval_every and self.keep.best):
             raise ValueError("canaries.held_out_fall: go_back needs eval_every (such as 10), and keep.best 1 or more")

@@ -348,10 +348,11 @@ class Probe:
 
 
 def where(exc: BaseException) -> str:
-    """The exception, and the line that raised the exception."""
+    """The exception without the folders of this machine, and the line that raised the exception."""
     last = traceback.extract_tb(exc.__traceback__)[-1]
     place = "/".join(last.filename.split("/")[-3:])
-    return f"{type(exc).__name__}: {str(exc)[:100]} ({place}:{last.lineno})"
+    message = re.sub(r"/\S*/(?:site-packages|lib/python[\d.]+)/", "", str(exc))
+    return f"{type(exc).__name__}: {message[:100]} ({place}:{last.lineno})"
 
 
 def digest(episodes: Sequence[Played]) -> str:

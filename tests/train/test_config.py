@@ -47,7 +47,7 @@ def test_survives_yaml(tmp_path, make_config):
         ({"group_size": 0}, "group_size must be greater than 0"),
         (
             {"group_size": 1},
-            "group_size 1 has no baseline with algorithm grpo: take 2 or more, or flash_reinforce",
+            "group_size 1 has no baseline with grpo: take 2 or more, or flash_reinforce",
         ),
         ({"refill": -1}, "refill must be greater than or equal to 0"),
         ({"refill": 1, "algorithm": "flash_reinforce"}, "refill is for groups, and algorithm flash_reinforce has none"),
@@ -59,7 +59,7 @@ def test_survives_yaml(tmp_path, make_config):
             {"teacher": "a", "algorithm": "gspo"},
             "gspo judges a sequence as a whole, and a teacher each token: take grpo",
         ),
-        ({"teacher": "a", "refill": 1}, "refill looks at rewards, and teacher does without: set teacher.beside_reward"),
+        ({"teacher": "a", "refill": 1}, "refill looks at rewards, and teacher does not: set teacher.beside_reward"),
         ({"teacher": {"model": "a", "beside_reward": True}, "group_size": 1}, "group_size 1 has no baseline"),
         ({"teacher": "http://a:1", "temperature": 0.7}, "a teacher at a URL scores at temperature 1"),
         ({"curriculum": 0.7}, "unknown key curriculum"),

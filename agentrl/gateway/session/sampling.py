@@ -306,10 +306,8 @@ class Sampler:
                 raise
             finally:
                 self._end(node)
-                self.discarded_tokens, discarded_tokens = (
-                    self.discarded_tokens + talk.discarded_tokens - discarded_tokens,
-                    talk.discarded_tokens,
-                )
+                self.discarded_tokens += talk.discarded_tokens - discarded_tokens
+                discarded_tokens = talk.discarded_tokens
             if sampled.action is not None:
                 self._add_player(talk.trajectory.info.get("player", {}))
                 return sampled.action
@@ -317,8 +315,7 @@ class Sampler:
                 raise RefusedError("context_full", f"prompt is too long: {node.prompt.length} tokens")
 
     def _add_player(self, player: Mapping[str, Any]) -> None:
-        """Add the usage of a reply. If the tokens of any reply differ from its message, nothing of the episode may be
-        imitated, because an agent's replies have no common order."""
+        """Add the usage of a reply. If tokens of a reply differ from its message, the episode may not be imitated."""
         for name, value in player.items():
             if name == "not_carried":
                 self.player[name] = {"0": next(iter(value.values()))}
