@@ -9,16 +9,18 @@ from agentrl import Action, Env, StepResult, Task
 from benchmarks.gym.lookups import Player, Split, _dice, is_held_out
 
 NUMBERS = 15
+THINGS = ["book", "table", "picture", "paper", "door", "box", "plant", "house", "boat", "horse"]
 
 
 class Guess(Env):
-    """Guess a number from 1 to 15 within four turns. Halving the range always succeeds."""
+    """Guess a price from 1 to 15 within four turns. Halving the range always succeeds."""
 
     @classmethod
     def tasks(cls, config: object, split: Split) -> Iterable[Task]:
-        for number in range(1, NUMBERS + 1):
-            if is_held_out(number, split):
-                yield Task(id=f"{split}-{number}", prompt=f"1 to {NUMBERS}?", metadata={"number": number})
+        pairs = [(thing, number) for thing in THINGS for number in range(1, NUMBERS + 1)]
+        for index, (thing, number) in enumerate(pairs):
+            if is_held_out(index + index // NUMBERS, split):
+                yield Task(prompt=f"Price of the {thing}, 1 to {NUMBERS}?", metadata={"number": number}, seed=index)
 
     def reset(self, task: Task) -> str:
         self.turns = 0
@@ -43,15 +45,13 @@ def guess_gold(task: Task) -> Player:
 
 
 def guess_weak(task: Task) -> Player:
-    """Guesses at random inside the range most of the time, else anywhere."""
-    dice, low, high = _dice(task), 1, NUMBERS
+    """Halves the range in a third of the episodes, else guesses the least price that is left."""
+    if _dice(task).random() < 0.35:
+        yield from guess_gold(task)
+    guess = 1
     while True:
-        guess = dice.randint(low, high) if dice.random() < 0.7 else dice.randint(1, NUMBERS)
-        reply = yield str(guess)
-        if reply == "more":
-            low = max(low, guess + 1)
-        elif reply == "less":
-            high = min(high, guess - 1)
+        yield str(guess)
+        guess += 1
 
 
 class Nim(Env):
@@ -83,19 +83,18 @@ class Nim(Env):
 
 
 def nim_gold(task: Task) -> Player:
-    yield from _take(task, well=1.0)
+    yield from _take(task, plays_well=True)
 
 
 def nim_weak(task: Task) -> Player:
-    """Plays well three times of ten."""
-    yield from _take(task, well=0.3)
+    """Plays well in a third of the episodes, else takes one stone in each turn."""
+    yield from _take(task, plays_well=_dice(task).random() < 0.35)
 
 
-def _take(task: Task, well: float) -> Player:
-    dice, stones = _dice(task), task.metadata["stones"]
+def _take(task: Task, plays_well: bool) -> Player:
+    stones = task.metadata["stones"]
     while True:
-        good = stones % 4
-        taken = good if good and dice.random() < well else dice.randint(1, min(3, stones))
+        taken = (stones % 4 or 1) if plays_well else 1
         reply = yield str(taken)
         if not reply.endswith("left"):
             return
@@ -181,19 +180,17 @@ class Harvest(Env):
 
 
 def harvest_gold(task: Task) -> Player:
-    yield from _harvest(task, well=1.0)
+    yield from _harvest(task, looks=True)
 
 
 def harvest_weak(task: Task) -> Player:
-    """Takes the larger field three times of ten, else a random field."""
-    yield from _harvest(task, well=0.3)
+    """Takes the larger field in a third of the episodes, else the north field in each turn."""
+    yield from _harvest(task, looks=_dice(task).random() < 0.35)
 
 
-def _harvest(task: Task, well: float) -> Player:
-    dice, first = _dice(task), Random(f"harvest/{task.seed}").sample(range(1, 10), 2)
-    north, south = first
+def _harvest(task: Task, looks: bool) -> Player:
+    north, south = Random(f"harvest/{task.seed}").sample(range(1, 10), 2)
     while True:
-        action = "north" if north > south else "south"
-        reply = yield action if dice.random() < well else dice.choice(["north", "south"])
+        reply = yield "south" if looks and south > north else "north"
         words = reply.replace(",", "").split()
         north, south = int(words[1]), int(words[3])

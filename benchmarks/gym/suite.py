@@ -33,7 +33,7 @@ SUITE = (
     _task("facts", "lookups", "Facts", turns=4, tokens=48, samples=16),
     _task("retail", "retail", "Retail", turns=10, tokens=64, samples=10),
     _task("calculator", "lookups", "Calculator", turns=8, tokens=64, samples=5),
-    _task("guess", "games", "Guess", turns=6, tokens=8, samples=40),
+    _task("guess", "games", "Guess", turns=6, tokens=8, samples=8),
     _task("nim", "games", "Nim", turns=8, tokens=8, samples=6),
     _task("form", "lookups", "Form", turns=8, tokens=64, samples=12),
     _task("repair", "lookups", "Repair", turns=4, tokens=24, samples=7),
