@@ -61,7 +61,7 @@ async def test_a_prompt_that_is_no_list_of_token_ids_is_refused_at_the_door(ids:
 @pytest.mark.parametrize("poison", ["prompt", "response"])
 async def test_a_row_that_breaks_the_forward_pass_fails_alone(poison: str) -> None:
     """One that breaks the batch it is in, found by passes of single rows."""
-    model, mark = tiny_model(), 631
+    model, mark = tiny_model(), 1023
     clean = [[token for token in prompt(i) if token != mark] for i in range(6)]
     clean[2].insert(5 if poison == "prompt" else len(clean[2]), mark)
 

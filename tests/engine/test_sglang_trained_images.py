@@ -136,7 +136,7 @@ async def test_a_server_that_was_started_for_text_is_refused(model, training):
 
 async def test_the_sizes_of_the_language_side_are_compared(model, training, tmp_path):
     """Older folders have them beside the image side's, newer ones in text_config."""
-    text = {"vocab_size": 636, "hidden_size": 128}
+    text = {"vocab_size": 1028, "hidden_size": 128}
     for config, wrong in (
         ({**text, "model_type": "qwen3_vl"}, None),
         ({"text_config": {**text, "model_type": "qwen3_vl_text"}, "model_type": "qwen3_vl"}, None),

@@ -52,7 +52,7 @@ def test_every_case_is_a_loss_of_its_own(groups, models):
 
 def test_the_episodes_are_what_they_should_be(groups):
     """Else the rest would prove less than it says."""
-    assert [len({t.segment.response_length for t in group}) for group in groups] == [4, 4, 3]
+    assert [len({t.segment.response_length for t in group}) for group in groups] == [4, 4, 4]
     stops = [t.stop for group in groups for t in group]
     assert {StopReason.DONE, StopReason.TURN_MAX_TOKENS, StopReason.FAILED} == set(stops)
     assert [len(t.turns) for t in groups[0]] == [3, 1, 2, 2]

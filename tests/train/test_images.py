@@ -177,10 +177,10 @@ def test_a_softmax_is_over_tokens_that_may_be_sampled(parts, rows):
     [batch] = learner.micro_batches(rows, 100_000)
     forbidden = batch.forbidden.tolist()
     assert forbidden == list(parts.vision.forbidden)
-    logits = torch.randn(4, 700)
+    logits = torch.randn(4, 1028)
     logits[:, forbidden] += 20
     found = log_probs.token_log_probs(logits, torch.arange(4), 0.5, batch.forbidden)
-    left = [token for token in range(700) if token not in forbidden]
+    left = [token for token in range(1028) if token not in forbidden]
     assert torch.allclose(found, (logits[:, left] / 0.5).log_softmax(1)[range(4), range(4)])
 
 
@@ -383,7 +383,7 @@ async def serving(parts, folder, *, expands: bool = True):
             ids, _ = parts.vision.place(ids, images)
         with torch.no_grad():
             inputs = by_itself(parts, ids, images) if expands else {"input_ids": torch.tensor([ids])}
-            log_probs = model(**inputs).logits.log_softmax(-1)[0] if expands or not images else torch.zeros(99, 999)
+            log_probs = model(**inputs).logits.log_softmax(-1)[0] if expands or not images else torch.zeros(99, 1028)
         known = log_probs[torch.arange(len(ids) - 1), torch.tensor(ids[1:])].tolist()
         texts = map(parts.tokenizer.decode, ids) if body.get("return_text_in_logprobs") else [None] * len(ids)
         entries = [list(entry) for entry in zip([None, *known], ids, texts, strict=True)]

@@ -260,7 +260,7 @@ def test_a_run_says_it_before_it_loads_the_model(make_config: Any, monkeypatch: 
     with pytest.raises(pytest.fail.Exception, match="loaded"):
         asyncio.run(Trainer(make_config(), console=console).setup())
     said = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "memory, by arithmetic: learning 0.0 GB" in said
+    assert "memory, by arithmetic: learning 0.1 GB" in said
     assert "in RAM: no option makes it fit" in said
 
 

@@ -88,7 +88,7 @@ class TestTags:
         assert INVALID in response(t)
 
     async def test_a_turn_that_is_cut_within_a_tag_does_nothing(self, library):
-        t = await play(library, [SEARCH], response_tokens=30)
+        t = await play(library, [SEARCH], response_tokens=15)
         assert (t.stop, t.reward, library.asked) == (StopReason.TURN_MAX_TOKENS, 0.0, [])
 
     async def test_two_actions_in_one_turn_are_one(self, library):
