@@ -3,9 +3,10 @@
     make gym                                        # all tasks, seeds 0, 1, 2
     python -m benchmarks.gym --tasks weather nim --seeds 0
     python -m benchmarks.gym --set kl_coef=0.01     # compares the change with the defaults, paired by seed
+    python -m benchmarks.gym --tasks weather nim --seeds 0 --steps 10 --gain
 
 A run that is done is not run again, and an interrupted run is resumed. Each run has one thread, and as many runs play
-at once as there are cores.
+at once as there are cores. The exit code is 1 if a run failed, and with `--gain` if a task has no significant gain.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="KEY=VALUE")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at once (the number of cores)")
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--gain", action="store_true", help="fail unless RL gains significantly on each task")
     args = parser.parse_args()
     tasks = [task for task in SUITE if not args.tasks or task.name in args.tasks]
     changes: list[list[str]] = [[], args.settings] if args.settings else [[]]
@@ -66,6 +68,10 @@ def main() -> None:
     results = play(tasks, args.seeds, changes, args.out, args.steps, args.jobs)
     print_table(tasks, args.seeds, changes, results)
     console.print(f"in all {(time.monotonic() - began) / 60:.1f} minutes; runs in {args.out}")
+    idle = without_gain(tasks, args.seeds, results) if args.gain else []
+    if idle:
+        console.print(f"[red]no significant gain: {', '.join(idle)}[/]")
+    sys.exit(1 if idle or None in results.values() else 0)
 
 
 Key = tuple[str, int, str]
@@ -208,6 +214,16 @@ def interval(gains: Sequence[float], rows: Sequence[Result]) -> tuple[float, flo
     halves = [(high - low) / 2 for row in rows for low, high in (row.interval, row.imitated_interval)]
     width = max(width, sqrt(sum(half**2 for half in halves)) / len(rows))
     return fmean(gains) - width, fmean(gains) + width
+
+
+def without_gain(tasks: Sequence[GymTask], seeds: Sequence[int], results: dict[Key, Result | None]) -> list[str]:
+    """The names of the tasks whose gain by RL has an interval that is not above 0, with the default settings."""
+    names = []
+    for task in tasks:
+        rows = [row for seed in seeds if (row := results[task.name, seed, ""]) is not None]
+        if not rows or interval([row.learned - row.imitated for row in rows], rows)[0] <= 0:
+            names.append(task.name)
+    return names
 
 
 STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}

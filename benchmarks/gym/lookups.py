@@ -198,7 +198,7 @@ OPERATORS: dict[str, Callable[[int, int], int]] = {
 
 
 class Repair(Env):
-    """Repair a function of one line. The tests name the first call that fails, and its value. Three versions may be
+    """Repair a function of one line. The tests name the first call that fails, and its value. Four versions may be
     sent."""
 
     @classmethod
@@ -223,12 +223,12 @@ class Repair(Env):
         self.versions += 1
         match = re.fullmatch(r"return a (.) b", action.content)
         if match is None or match[1] not in OPERATORS:
-            return StepResult("Error.", reward=0.0, done=self.versions == 3)
+            return StepResult("Error.", reward=0.0, done=self.versions == 4)
         a, b, right = (self.task.metadata[key] for key in ("a", "b", "right"))
         value, expected = OPERATORS[match[1]](a, b), OPERATORS[right](a, b)
         if value == expected:
             return StepResult("It is right.", reward=1.0, done=True)
-        return StepResult(f"It is {value}, not {expected}.", reward=0.0, done=self.versions == 3)
+        return StepResult(f"It is {value}, not {expected}.", reward=0.0, done=self.versions == 4)
 
 
 def repair_gold(task: Task) -> Player:
@@ -238,7 +238,7 @@ def repair_gold(task: Task) -> Player:
 def repair_weak(task: Task) -> Player:
     """Tries operators at random, also twice, and the faulty operator as well."""
     dice = _dice(task)
-    for _ in range(3):
+    for _ in range(4):
         result = yield f"return a {dice.choice(sorted(OPERATORS))} b"
         if result == "It is right.":
             return

@@ -13,7 +13,7 @@ from agentrl import Limits, Task
 from agentrl._util.loading import load_object
 from agentrl.env.factory import load_env
 from agentrl.testing import rollout
-from benchmarks.gym.__main__ import tokens_to_gain
+from benchmarks.gym.__main__ import Key, Result, tokens_to_gain, without_gain
 from benchmarks.gym.suite import SUITE, GymTask
 
 OWN = [task for task in SUITE if task.name != "weather"]  # README's Env has tests of its own
@@ -50,6 +50,18 @@ def test_tokens_to_a_share_of_the_gain(tmp_path: Path) -> None:
         (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     assert tokens_to_gain(tmp_path, 0.1, 1.0) == 300
     assert tokens_to_gain(tmp_path, 1.0, 0.9) is None
+
+
+def test_a_gain_is_above_the_spread_of_seeds_and_of_tasks() -> None:
+    sure = [Result(0.0, 0.3, learned, (0.9, 1.0), (0.2, 0.4), 100, 1.0) for learned in (0.95, 0.96, 0.97)]
+    unsure = [Result(0.0, 0.3, learned, (0.9, 1.0), (0.2, 0.4), 100, 1.0) for learned in (0.2, 0.4, 0.9)]
+    rows = zip(SUITE, (sure, unsure), strict=False)
+    results: dict[Key, Result | None] = {
+        (task.name, seed, ""): row for task, row_of in rows for seed, row in enumerate(row_of)
+    }
+    assert without_gain(SUITE[:2], [0, 1, 2], results) == [SUITE[1].name]
+    results[SUITE[0].name, 0, ""] = None
+    assert without_gain(SUITE[:1], [0], results) == [SUITE[0].name]
 
 
 async def rewards(task: GymTask, player: str, split: Any) -> float:
