@@ -35,7 +35,7 @@ console = Console(highlight=False)
 ROOT = Path(__file__).resolve().parents[2]
 WEATHER = Path(agentrl.init.__file__).parent / "templates" / "tool"
 """The folder of README's Env."""
-STEPS, EVAL_EVERY = 40, 5
+STEPS, EVAL_EVERY = 25, 5
 
 
 @dataclass(frozen=True)
