@@ -21,17 +21,20 @@ class GymTask:
     """The most tokens of a turn."""
     samples: int
     """The number of demonstrations of each task."""
+    steps: int = 25
+    """The number of RL steps."""
 
 
-def _task(name: str, module: str, env: str, *, turns: int, tokens: int, samples: int) -> GymTask:
+def _task(name: str, module: str, env: str, *, turns: int, tokens: int, samples: int, steps: int = 25) -> GymTask:
     package = f"benchmarks.gym.{module}"
-    return GymTask(name, f"{package}:{env}", f"{package}:{name}_weak", f"{package}:{name}_gold", turns, tokens, samples)
+    weak, gold = f"{package}:{name}_weak", f"{package}:{name}_gold"
+    return GymTask(name, f"{package}:{env}", weak, gold, turns, tokens, samples, steps)
 
 
 SUITE = (
     GymTask("weather", "my_env:MyEnv", "my_env:explorer", "my_env:gold", 4, 48, 6),
     _task("facts", "lookups", "Facts", turns=4, tokens=48, samples=16),
-    _task("retail", "retail", "Retail", turns=10, tokens=64, samples=10),
+    _task("retail", "retail", "Retail", turns=10, tokens=64, samples=10, steps=50),
     _task("calculator", "lookups", "Calculator", turns=8, tokens=64, samples=5),
     _task("guess", "games", "Guess", turns=6, tokens=8, samples=8),
     _task("nim", "games", "Nim", turns=8, tokens=8, samples=6),
