@@ -111,7 +111,7 @@ _ON_A_GPU = Plan(
     tokens=32_768, budget=16_384, updates=3, episodes=160, turns=4, new_tokens=64, steps=40,
 )  # fmt: skip
 _SMALL = Plan(
-    (Shape("toy", 64, 192, 3, 4, 2, head=16, vocabulary=1000),),
+    (Shape("toy", 64, 192, 3, 4, 2, head=16, vocabulary=1024),),
     tokens=4096, budget=2048, updates=2, episodes=8, turns=2, new_tokens=4, steps=2,
 )  # fmt: skip
 

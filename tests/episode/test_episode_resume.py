@@ -128,7 +128,7 @@ async def test_an_abort_in_the_middle_of_any_turn(renderer, env):
         ({"turns": 3}, StopReason.MAX_TURNS),
         ({"tokens": 200}, StopReason.MAX_TOKENS),
         ({"max_tokens_per_turn": 12}, StopReason.TURN_MAX_TOKENS),
-        ({"context": 300}, StopReason.CONTEXT_FULL),
+        ({"context": 280}, StopReason.CONTEXT_FULL),
     ],
 )
 async def test_budgets_count_what_was_spent_before(renderer, env, limits, stop):

@@ -174,9 +174,10 @@ def kill_server():
 
 
 class KillsItsServer(Trainer):
-    """Ends the server when the fifth request of step 2 has come, and before the update for step 3."""
+    """Ends the server when two requests of step 2 have come, and before the update for step 3."""
 
     requests = 0
+    has_killed = False
 
     def _open_engine(self, renderer):
         engine = super()._open_engine(renderer)
@@ -186,6 +187,7 @@ class KillsItsServer(Trainer):
         async def killed(*args, **request):
             self.requests += 1
             if self.is_due():
+                self.has_killed = True
                 kill_server()
             return await generate(*args, **request)
 
@@ -193,7 +195,7 @@ class KillsItsServer(Trainer):
         return engine
 
     def is_due(self):
-        return self.requests == 5 and self.position.step == 1
+        return self.requests >= 2 and self.position.step == 1 and not self.has_killed
 
     async def step(self, step):
         self.requests = 0
