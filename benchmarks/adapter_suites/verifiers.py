@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -29,8 +30,12 @@ from typing import Any
 import datasets
 
 from agentrl import EnvFactory, Limits
+from agentrl.models import load_tokenizer
+from agentrl.models.vision import load_vision
+from agentrl.render import Renderer, load_renderer
 from agentrl.testing import call, rollout
 from agentrl.testing.chat_server import chat_server
+from tests.doubles import tiny_vlm
 
 ENV = f"{Path(__file__).resolve().parents[2]}/examples/verifiers/env.py:Verifiers"
 TASKS = 2
@@ -122,13 +127,15 @@ class Case:
     """Empty: the name of the case."""
     harness: str = "null"
     options: Mapping[str, Any] = field(default_factory=dict)
+    sees: bool = False
+    """Whether the model reads images."""
 
 
 CASES: Mapping[str, Case] = {
     "alphabet_sort": Case(sorted_names),
     "bash_interception": Case(command, harness="bash"),
     "code_golf": Case(lambda data, messages, tools: f"```python\nprint({data['expected']!r})\n```"),
-    "color_codeword": Case(letters),
+    "color_codeword": Case(letters, sees=True),
     "compact": Case(after_a_tool, "glossary", "compact"),
     "glossary": Case(after_a_tool),
     "gsm8k": Case(lambda data, messages, tools: f"#### {data['answer']}"),
@@ -137,9 +144,7 @@ CASES: Mapping[str, Case] = {
         lambda data, messages, tools: "[name] " * data["instruction_kwargs"][0]["num_placeholders"],
         options={"dataset_repo": "instructions"},
     ),
-    "interception": Case(
-        lambda data, messages, tools: data["prompt"].removeprefix("Reply with exactly ").rstrip(".")
-    ),
+    "interception": Case(lambda data, messages, tools: data["prompt"].removeprefix("Reply with exactly ").rstrip(".")),
     "kuhn_poker": Case(legal),
     "math_python_v1": Case(lambda data, messages, tools: f"\\boxed{{{data['answer']}}}"),
     "mmlu_pro_v1": Case(
@@ -150,6 +155,11 @@ CASES: Mapping[str, Case] = {
     "reverse_text": Case(lambda data, messages, tools: f"<reversed_text>{data['answer']}</reversed_text>"),
     "scratchpad": Case(after_a_tool),
 }
+
+
+def seeing() -> Renderer:
+    model = str(tiny_vlm.folder())
+    return load_renderer(load_tokenizer(model), vision=load_vision(model))
 
 
 def player(case: Case, kind: str, data: Mapping[str, Any], another: Mapping[str, Any]) -> Callable[..., Any]:
@@ -183,7 +193,7 @@ async def theirs(host: Any, task: Any, answers: Callable[..., Any]) -> tuple[Any
 
 async def compare(name: str, case: Case) -> dict[str, Any]:
     pairs = []
-    taskset = case.taskset or name
+    taskset, renderer = case.taskset or name, seeing() if case.sees else None
     async with EnvFactory(ENV, {"taskset": taskset, "harness": case.harness, "options": case.options}) as envs:
         host = envs.shared
         rows = [*islice(host.taskset, 5 * TASKS)]
@@ -192,7 +202,8 @@ async def compare(name: str, case: Case) -> dict[str, Any]:
             data, another = (each.data.model_dump(mode="json") for each in (row, rows[task.seed % len(rows)]))
             for kind in KINDS:
                 expected = await theirs(host, row, player(case, kind, data, another))
-                t = await rollout(envs.make(), task, player(case, kind, data, another), limits=Limits(turns=40))
+                answers = player(case, kind, data, another)
+                t = await rollout(envs.make(), task, answers, renderer=renderer, limits=Limits(turns=40))
                 ours = ("error", t.failure.error[-160:]) if t.failure else (t.reward, t.turn_count)
                 pairs.append((expected, ours))
                 print(name, task.id, kind, expected, ours, file=sys.stderr, flush=True)
@@ -211,12 +222,13 @@ def main() -> None:
     parser.add_argument("--name", choices=CASES, action="append")
     args = parser.parse_args()
     datasets.load_dataset = lambda name, *parts, **words: datasets.Dataset.from_list(ROWS[name])
-    sys.path += [str(path) for folder in args.folders for path in folder.glob("environments/*")]
-    sys.path += [str(path) for folder in args.folders for path in folder.glob("environments/*/src")]
+    paths = [path for folder in args.folders for kind in ("*", "*/src") for path in folder.glob(f"environments/{kind}")]
+    sys.path += map(str, paths)
+    os.environ["PYTHONPATH"] = os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")])  # for tools
     for name in args.name or CASES:
         try:
             figures = asyncio.run(asyncio.wait_for(compare(name, CASES[name]), 900))
-        except Exception as error:  # of an environment that does not open here
+        except Exception as error:  # noqa: BLE001 - an environment that does not open here
             figures = {"name": name, "episodes": 0, "error": f"{type(error).__name__}: {error}"[-300:]}
         print(json.dumps(figures), flush=True)
 

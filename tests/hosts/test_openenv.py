@@ -29,8 +29,14 @@ def test_the_version():
     assert version("openenv") == VERSION, "the door is written for another version: read its source again"
 
 
-@pytest.mark.parametrize("cls", [Weather, TwoTools, Breaks])
-async def test_each_episode_of_the_client_is_agentrls(cls, renderer):
+async def test_each_episode_of_the_client_is_agentrls(renderer):
+    """Of three Envs that are served in one process at the same time."""
+    classes = (Weather, TwoTools, Breaks)
+    await asyncio.gather(*(each_episode_is_agentrls(cls, renderer) for cls in classes))
+    assert {cls.open for cls in classes} == {0}
+
+
+async def each_episode_is_agentrls(cls, renderer):
     cls.open, rewards, options = 0, [], EpisodeOptions(limits=Limits(**LIMITS))
     tasks = HostedEnv(cls).tasks()[:12]
     with Served(cls, limits=LIMITS) as url:
@@ -46,7 +52,6 @@ async def test_each_episode_of_the_client_is_agentrls(cls, renderer):
         assert metadata.get("stop") in (None, str(ours.stop))
     assert {0.0, 1.0} <= {*rewards}
     assert (None in rewards) is (cls is Breaks)
-    assert cls.open == 0
 
 
 async def test_a_client_that_leaves_closes_its_env():
