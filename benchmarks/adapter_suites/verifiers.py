@@ -38,7 +38,7 @@ from agentrl.testing.chat_server import chat_server
 from tests.doubles import tiny_vlm
 
 ENV = f"{Path(__file__).resolve().parents[2]}/examples/verifiers/env.py:Verifiers"
-TASKS = 2
+TASKS, TURNS = 2, 3
 KINDS = ("right", "another", "malformed", "mixed")
 NAMES = ["AnaLopez", "BoLi", "CarlMeier", "DaraKhan", "EvaNovak", "FinnOlsen", "GilRossi", "HanaSato", "IvoKral"]
 SUMS = [{"question": f"What is 7 times {n}?", "answer": f"7 * {n}\n#### {7 * n}"} for n in range(2, 12)]
@@ -127,6 +127,8 @@ class Case:
     """Empty: the name of the case."""
     harness: str = "null"
     options: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Further keys of examples/verifiers."""
     sees: bool = False
     """Whether the model reads images."""
 
@@ -145,12 +147,12 @@ CASES: Mapping[str, Case] = {
         options={"dataset_repo": "instructions"},
     ),
     "interception": Case(lambda data, messages, tools: data["prompt"].removeprefix("Reply with exactly ").rstrip(".")),
-    "kuhn_poker": Case(legal),
+    "kuhn_poker": Case(legal, config={"agent": "player0"}),
     "math_python_v1": Case(lambda data, messages, tools: f"\\boxed{{{data['answer']}}}"),
     "mmlu_pro_v1": Case(
         lambda data, messages, tools: f"the answer is ({data['answer']})", options={"dataset_repo": "choices"}
     ),
-    "proposer_solver": Case(proposed),
+    "proposer_solver": Case(proposed, config={"env": {"n": 2}}),
     "reasoning_gym_v1": Case(letters),
     "reverse_text": Case(lambda data, messages, tools: f"<reversed_text>{data['answer']}</reversed_text>"),
     "scratchpad": Case(after_a_tool),
@@ -177,8 +179,8 @@ def player(case: Case, kind: str, data: Mapping[str, Any], another: Mapping[str,
     return reply
 
 
-async def theirs(host: Any, task: Any, answers: Callable[..., Any]) -> tuple[Any, ...]:
-    """Reward and number of turns, or the error."""
+async def theirs(host: Any, task: Any, answers: Callable[..., Any], agent: str) -> tuple[Any, ...]:
+    """Reward and number of turns, or the error. Of several agents the reward of `agent` counts, or else the sum."""
     from verifiers.v1.clients import ModelContext
     from verifiers.v1.configs.client import EvalClientConfig
 
@@ -188,21 +190,24 @@ async def theirs(host: Any, task: Any, answers: Callable[..., Any]) -> tuple[Any
     if errors := [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]:
         return ("error", str(errors[0])[-160:])
     turns = sum(node.message.role == "assistant" for trace in episode.traces for node in trace.nodes)
-    return sum(trace.reward for trace in episode.traces), turns
+    return sum(trace.reward for trace in episode.traces if not agent or trace.agent.name == agent), turns
 
 
 async def compare(name: str, case: Case) -> dict[str, Any]:
     pairs = []
     taskset, renderer = case.taskset or name, seeing() if case.sees else None
-    async with EnvFactory(ENV, {"taskset": taskset, "harness": case.harness, "options": case.options}) as envs:
+    config = {"taskset": taskset, "harness": case.harness, "options": case.options, **case.config}
+    async with EnvFactory(ENV, config) as envs:
         host = envs.shared
         rows = [*islice(host.taskset, 5 * TASKS)]
         for task in islice(envs.cls.tasks(envs.config, "train"), TASKS):
             row = rows[task.seed - 1]
             data, another = (each.data.model_dump(mode="json") for each in (row, rows[task.seed % len(rows)]))
             for kind in KINDS:
-                expected = await theirs(host, row, player(case, kind, data, another))
-                answers = player(case, kind, data, another)
+                expected = await theirs(host, row, player(case, kind, data, another), envs.config.agent)
+                answers: Any = player(case, kind, data, another)
+                if case.sees:  # only a list of turns can play where there are images
+                    answers = [answers([], []) for _ in range(TURNS)]
                 t = await rollout(envs.make(), task, answers, renderer=renderer, limits=Limits(turns=40))
                 ours = ("error", t.failure.error[-160:]) if t.failure else (t.reward, t.turn_count)
                 pairs.append((expected, ours))

@@ -4,6 +4,7 @@ agentrl's."""
 from __future__ import annotations
 
 import asyncio
+import json
 from importlib.metadata import version
 
 import pytest
@@ -65,9 +66,24 @@ async def test_a_client_that_leaves_closes_its_env():
     assert Weather.open == 0
 
 
+async def test_a_client_that_is_killed_closes_its_env():
+    from websockets.asyncio.client import connect
+
+    Weather.open = 0
+    with Served(Weather, limits=LIMITS) as url:
+        socket = await connect(f"{url.replace('http', 'ws')}/ws")
+        await socket.send(json.dumps({"type": "reset", "data": {"seed": 3}}))
+        await socket.recv()
+        assert Weather.open == 1
+        socket.transport.abort()
+        while Weather.open:  # noqa: ASYNC110 - the Env's end sets no event
+            await asyncio.sleep(0.01)
+
+
 async def test_errors_reach_the_client():
     from openenv.core.generic_client import GenericEnvClient
 
+    Buggy.open = 0
     with Served(Buggy, limits=LIMITS) as url:
         async with GenericEnvClient(base_url=url) as client:
             with pytest.raises(Exception, match="there is no task 'none'"):
@@ -76,3 +92,4 @@ async def test_errors_reach_the_client():
             await client.reset(seed=1)
             with pytest.raises(Exception, match="KeyError"):
                 await client.step({"content": "sunny"})
+    assert Buggy.open == 0
