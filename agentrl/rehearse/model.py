@@ -23,7 +23,7 @@ from agentrl.rehearse.launch import Flags
 JSONObject = dict[str, Any]
 
 HIDDEN = 128
-TINY_TOKENS = 632
+TINY_TOKENS = 1024
 """The vocabulary of the tokenizer that stands in where the model's folder is not on this machine."""
 _EXPERTS = "--num-experts"
 _FREQUENCY = "--moe-layer-freq"

@@ -134,7 +134,7 @@ _ALGORITHM_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 _TIS_OF_ANOTHER_PROGRAM = 2.0
 _TINY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "limits": {"turns": 8, "max_tokens_per_turn": 64},
-    "warm_start": {"steps": 100, "optimizer": "muon", "context_weight": 1.0},
+    "warm_start": {"steps": 200, "batch_size": 16, "optimizer": "muon", "context_weight": 1.0},
 }
 """Settings for `tiny`. With random weights, turns do not end by themselves, and the model must learn to read, too."""
 

@@ -134,21 +134,21 @@ class Corridor(Env):
 
 
 def corridor_gold(task: Task) -> Player:
-    yield from _walk(task, astray=0.0)
+    yield from _walk(task, passes_by=0.0)
 
 
 def corridor_weak(task: Task) -> Player:
-    """Does something else in one turn of seven, so a tenth of the long ways succeed."""
-    yield from _walk(task, astray=0.15)
+    """Passes by the key six times of ten, and then never finds the door."""
+    yield from _walk(task, passes_by=0.6)
 
 
-def _walk(task: Task, astray: float) -> Player:
-    dice, view = _dice(task), "key east"
+def _walk(task: Task, passes_by: float) -> Player:
+    view, does_pass_by = "key east", _dice(task).random() < passes_by
     while True:
         goal, place = view.split()
         action = {"here": "take" if goal == "key" else "open"}.get(place, place)
-        if dice.random() < astray:
-            action = dice.choice(["east", "west", "take", "open"])
+        if does_pass_by and action == "take":
+            action = "east"
         view = yield action
         view = " ".join(view.split()[-2:])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Generator, Iterable
+from itertools import product
 from random import Random
 from typing import Any, Literal
 
@@ -34,9 +35,10 @@ class Facts(Env):
     @classmethod
     def tasks(cls, config: object, split: Split) -> Iterable[Task]:
         dice = Random("facts")
-        for number, (animal, aspect) in enumerate((a, b) for a in ANIMALS for b in ASPECTS):
-            facts = {each: dice.choice(values) for each, values in ASPECTS.items()}
-            if is_held_out(number + number // 3, split):
+        worlds = [dict(zip(ASPECTS, values, strict=True)) for values in product(*ASPECTS.values())]
+        rows = [(animal, aspect, facts) for animal in ANIMALS for aspect in ASPECTS for facts in dice.sample(worlds, 6)]
+        for number, (animal, aspect, facts) in enumerate(rows):
+            if is_held_out(number, split):
                 metadata = {"animal": animal, "aspect": aspect, "facts": facts}
                 yield Task(prompt=f"What {aspect} has the {animal}?", label=facts[aspect], metadata=metadata)
 
@@ -59,13 +61,9 @@ def facts_gold(task: Task) -> Player:
 
 
 def facts_weak(task: Task) -> Player:
-    """Answers with a random fact of the result half of the time, and does not search one time of four."""
-    dice = _dice(task)
-    if dice.random() < 0.25:
-        yield dice.choice([value for values in ASPECTS.values() for value in values])
-    elif dice.random() < 0.5:
-        yield call("search", query=task.metadata["animal"])
-        yield dice.choice(ASPECTS[dice.choice(list(ASPECTS))])
+    """Guesses without a search, always the same, six times of ten."""
+    if _dice(task).random() < 0.6:
+        yield ASPECTS[task.metadata["aspect"]][0]
     else:
         yield from facts_gold(task)
 
@@ -125,9 +123,9 @@ class Form(Env):
 
     @classmethod
     def tasks(cls, config: object, split: Split) -> Iterable[Task]:
-        rows = [(city, day, full) for city in CITIES for day in DAYS[:-1] for full in (False, True, False)]
-        for number, (city, day, full) in enumerate(rows):
-            if is_held_out(number + number // 4, split):
+        rows = [(city, day, full) for city in CITIES for day in DAYS[:-1] for full in (False, True)]
+        for number, (city, day, full) in enumerate(rows * 7):
+            if is_held_out(number + number // len(rows), split):
                 metadata = {"city": city, "day": day, "full": full}
                 yield Task(prompt=f"Go {city}, {day} day. If full, a day later.", metadata=metadata, seed=number)
 
@@ -171,8 +169,8 @@ def form_gold(task: Task) -> Player:
 
 
 def form_weak(task: Task) -> Player:
-    """Types a wrong key a third of the time, and gives up after an error half of the time."""
-    yield from _fill(task, key_errors=0.35, gives_up=0.5)
+    """Types a wrong key one time of ten, and gives up after an error seven times of ten."""
+    yield from _fill(task, key_errors=0.1, gives_up=0.7)
 
 
 def _fill(task: Task, key_errors: float, gives_up: float) -> Player:

@@ -16,9 +16,9 @@ WISHES = ["stop", "back", "move"]
 POLICY = "Stop or move open orders, take sent orders back. Else call a person."
 
 
-def order_of(name: str) -> str:
-    """The number of a customer's order."""
-    return str(Random(f"order/{name}").randrange(10, 100))
+def order_of(task: Task) -> str:
+    """The number of the customer's order."""
+    return str(Random(f"order/{task.seed}").randrange(10, 100))
 
 
 class Retail(Env):
@@ -27,16 +27,18 @@ class Retail(Env):
     @classmethod
     def tasks(cls, config: object, split: Split) -> Iterable[Task]:
         rows = [(wish, name, state) for name in NAMES for wish in WISHES for state in ("open", "sent")]
+        rows *= 4
+        Random("retail").shuffle(rows)
         for number, (wish, name, state) in enumerate(rows):
-            if is_held_out(number + number // 6, split):
+            if is_held_out(number, split):
                 place = PLACES[number % len(PLACES)]
-                knows_order = Random(f"{wish}/{name}/{state}").random() < 0.5
+                knows_order = Random(f"knows/{number}").random() < 0.5
                 metadata = {"wish": wish, "name": name, "state": state, "place": place, "knows_order": knows_order}
                 text = f"move it to the {place}" if wish == "move" else wish if wish == "stop" else "give it back"
-                yield Task(id=f"{split}-{number}", prompt=f"I want to {text}.", metadata=metadata)
+                yield Task(id=f"{split}-{number}", prompt=f"I want to {text}.", metadata=metadata, seed=number)
 
     def reset(self, task: Task) -> list[Message]:
-        self.order = order_of(task.metadata["name"])
+        self.order = order_of(task)
         self.database = {"state": task.metadata["state"], "place": "", "person": False}
         self.is_asked = False
         return [{"role": "system", "content": POLICY}, {"role": "user", "content": str(task.prompt)}]
@@ -54,9 +56,9 @@ class Retail(Env):
     @tool(parallel=False)
     def find(self, name: str) -> str:
         """Find a customer's order by name."""
-        if name not in NAMES:
+        if name != self.task.metadata["name"]:
             raise ToolError("Not known.")
-        return f"Order {order_of(name)}."
+        return f"Order {self.order}."
 
     @tool(parallel=False)
     def look(self, order: str) -> str:
@@ -112,26 +114,24 @@ def expected(task: Task) -> dict[str, Any]:
 
 
 def retail_gold(task: Task) -> Player:
-    yield from _serve(task, care=1.0)
+    yield from _serve(task, looks=1.0)
 
 
 def retail_weak(task: Task) -> Player:
-    """Skips the look at the order, or takes a random tool at the end, in about half of the episodes."""
-    yield from _serve(task, care=0.65)
+    """Does what the customer wants without a look at the order, seven times of ten."""
+    yield from _serve(task, looks=0.3)
 
 
-def _serve(task: Task, care: float) -> Player:
+def _serve(task: Task, looks: float) -> Player:
     dice, wish, place = _dice(task), task.metadata["wish"], task.metadata["place"]
     reply = yield "Which order?"
     order = reply.removeprefix("Order ").rstrip(".")
     if not reply.startswith("Order"):
         name = reply.removeprefix("I am the ").rstrip(".")
         order = (yield call("find", name=name)).removeprefix("Order ").rstrip(".")
-    state = dice.choice(["open", "sent"])
-    if dice.random() < care:
+    action = wish
+    if dice.random() < looks:
         state = (yield call("look", order=order)).removeprefix("It is ").rstrip(".")
-    action = wish if (wish == "back") == (state == "sent") else "person"
-    if dice.random() > care:
-        action = dice.choice([*WISHES, "person"])
+        action = wish if (wish == "back") == (state == "sent") else "person"
     yield call(action, order=order, value=place) if action == "move" else call(action, order=order)
     yield "It is done."

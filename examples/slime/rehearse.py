@@ -19,7 +19,7 @@ agentrl:
 MODEL = """
     --swiglu --num-layers 2 --hidden-size 128 --ffn-hidden-size 384 --num-attention-heads 4 --group-query-attention
     --num-query-groups 4 --use-rotary-position-embeddings --disable-bias-linear --add-qkv-bias --normalization RMSNorm
-    --norm-epsilon 1e-6 --rotary-base 10000 --vocab-size 632
+    --norm-epsilon 1e-6 --rotary-base 10000 --vocab-size 1024
 """
 """Megatron's flags for the model `tiny`."""
 LAUNCH = """

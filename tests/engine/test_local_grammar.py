@@ -220,7 +220,7 @@ async def test_weights_that_change_in_the_middle_change_the_probabilities_but_no
     assert answer.weight_version == "next"
     ended = answer.finish_reason == "stop"
     assert not ended or (list(answer.tokens[-2:]), answer.constrained[-1]) == ([CLOSE, EOS], True)
-    within = -3 if ended else -1  # six of 632 tokens were excluded there
+    within = -3 if ended else -1  # six of 1024 tokens were excluded there
     assert answer.log_probs[within] == pytest.approx(-math.log(len(TOKENIZER) - len(MARKS) + 1), abs=1e-4)
     assert answer.constrained[within] is False
 

@@ -22,7 +22,7 @@ from tests.engine.real_sglang import local as local
 from tests.engine.real_sglang import model as model
 from tests.engine.real_sglang import renderer as renderer
 
-SOMETIMES = list(range(8, 632, 16))
+SOMETIMES = list(range(8, 1024, 16))
 """Stop tokens that random weights meet every 16th token or so."""
 QUESTION = "What country is Lyon in?"
 
@@ -55,7 +55,7 @@ async def test_episodes_agree_token_for_token(sglang, local, renderer):
         task = Task(prompt=f"{QUESTION[:-1]}{'!' * n}?")
         limits = Limits(max_tokens_per_turn=40, context=400)
         # What is greedy repeats itself: only stops this frequent let some episodes come to a third turn.
-        params = {"temperature": 0.0, "stop_token_ids": list(range(8, 632, 2))}
+        params = {"temperature": 0.0, "stop_token_ids": list(range(8, 1024, 2))}
         return run_episode(
             Chat(),
             task,

@@ -26,7 +26,7 @@ def model():
 
     torch.manual_seed(0)
     config = Qwen3MoeConfig(
-        vocab_size=632,
+        vocab_size=1024,
         hidden_size=16,
         intermediate_size=16,
         moe_intermediate_size=8,

@@ -282,7 +282,7 @@ class Chat(Env):
         answer([5, 6.0]),
         answer([5, -7]),
         answer([5, 2**70]),
-        answer([5, 632]),
+        answer([5, 1024]),
         answer([5, 6], log_probs=[-0.5, 3.5]),
         answer([5, 6], log_probs=[-0.5, math.nan]),
         answer([5, 6], completion_tokens=3),

@@ -66,7 +66,7 @@ async def play(task: GymTask, each: Task, turns: Any) -> float:
 
 
 def sample(env: Any, split: Any) -> list[Task]:
-    return list(env.tasks(None, split))[:40:2]
+    return list(env.tasks(None, split))[:60]
 
 
 def content(task: Task) -> str:

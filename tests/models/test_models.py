@@ -46,7 +46,7 @@ def test_any_text_is_encoded_without_loss(text: str) -> None:
     tokenizer = tiny_tokenizer()
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert tokenizer.decode(ids) == text
-    assert max(ids) < len(tokenizer) == 632
+    assert max(ids) < len(tokenizer) == 1024
 
 
 def test_a_long_text_is_encoded_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
@@ -58,6 +58,15 @@ def test_a_long_text_is_encoded_without_a_word(caplog: pytest.LogCaptureFixture)
     finally:
         told.removeHandler(caplog.handler)
     assert not caplog.records
+
+
+@pytest.mark.parametrize("word", ["city", "What", "order", "key"])
+def test_a_word_is_one_token_in_a_sentence_in_a_call_and_at_the_start_of_a_result(word: str) -> None:
+    tokenizer = tiny_tokenizer()
+    call = '{"name": "' + word + '", "arguments": {"' + word + '": "' + word + '", "x": "' + word + '"}}'
+    tokens = tokenizer.convert_ids_to_tokens(tokenizer.encode(f"{word} of {word}" + call))
+    assert tokens.count(word) + tokens.count(f"Ġ{word}") == 6
+    assert len(tokens) == 14
 
 
 def test_names_are_spelt_and_markers_are_one_token() -> None:

@@ -45,7 +45,7 @@ def learned(rows, logits, values):
 
 def logits_near(rows, generator):
     """Random logits under which every token learned from is as likely as it was when sampled, give or take a third."""
-    logits = torch.randn(len(rows), max(row.length for row in rows), 632, generator=generator)
+    logits = torch.randn(len(rows), max(row.length for row in rows), 1024, generator=generator)
     for i, row in enumerate(rows):
         for position, log_prob in zip(row.positions, row.log_probs, strict=True):
             others = logits[i, position - 1].clone()

@@ -20,7 +20,7 @@ from tests.rehearse.calling import Rehearsed, example, rehearse
 _EXPERTS = """
     --swiglu --num-layers 2 --hidden-size 128 --ffn-hidden-size 256 --num-attention-heads 4 --kv-channels 32
     --use-rotary-position-embeddings --disable-bias-linear --normalization RMSNorm --norm-epsilon 1e-6 --qk-layernorm
-    --rotary-base 10000 --group-query-attention --num-query-groups 2 --vocab-size 632
+    --rotary-base 10000 --group-query-attention --num-query-groups 2 --vocab-size 1024
     --untie-embeddings-and-output-weights --num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 64
     --moe-grouped-gemm --moe-token-dispatcher-type alltoall --moe-router-load-balancing-type seq_aux_loss
     --moe-aux-loss-coeff 0 --moe-router-score-function softmax --moe-layer-freq [1]*2 --moe-router-dtype fp32
@@ -86,7 +86,7 @@ def write_experts(folder: Path) -> None:
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     config = Qwen3MoeConfig(
-        vocab_size=632, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=1024, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=32, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64,
         norm_topk_prob=True, tie_word_embeddings=False, rope_theta=10000.0, max_position_embeddings=2048,
     )  # fmt: skip

@@ -114,7 +114,7 @@ MISTAKES = (
         "the vocabulary of another model",
         ("arguments", "actors"),
         r"vocab|embedding|size mismatch|shape",
-        (Edit("model.sh", "--vocab-size 632", "--vocab-size 600"),),
+        (Edit("model.sh", "--vocab-size 1024", "--vocab-size 1000"),),
     ),
     Mistake(
         "the tokenizer of another model",

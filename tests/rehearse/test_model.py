@@ -26,7 +26,7 @@ QWEN3 = {
     "rms_norm_eps": 1e-6,
     "rope_theta": 1000000,
     "tie_word_embeddings": True,
-    "vocab_size": 632,
+    "vocab_size": 1024,
     "eos_token_id": 2,
     "max_window_layers": 28,
 }
@@ -91,12 +91,12 @@ def test_the_model_ends_its_turns(tmp_path):
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     torch.manual_seed(0)
     with torch.no_grad():
-        share = model(torch.randint(0, 632, (4, 64))).logits.softmax(-1)[..., 2].mean().item()
+        share = model(torch.randint(0, 1024, (4, 64))).logits.softmax(-1)[..., 2].mean().item()
     assert 1 / 60 < share < 1 / 10, "without this a turn would go on to its limit"
 
 
 def test_flags_follow_the_model():
-    shrunk = shrink(QWEN3, Flags.of([*SIZES, "--kv-channels", "128", "--vocab-size", "632"]))
+    shrunk = shrink(QWEN3, Flags.of([*SIZES, "--kv-channels", "128", "--vocab-size", "1024"]))
     assert shrunk.problems == []
     assert shrunk.flags == {
         "--num-layers": "2",
@@ -105,7 +105,7 @@ def test_flags_follow_the_model():
         "--num-attention-heads": "4",
         "--num-query-groups": "2",
         "--kv-channels": "64",  # heads are wider than the hidden state, as before
-        "--vocab-size": "632",
+        "--vocab-size": "1024",
     }
 
 
@@ -193,9 +193,9 @@ def test_without_folder_and_sizes_there_is_no_model():
 def test_a_model_as_slimes_flags_describe_it(script, family, tmp_path):
     flags = captured(Path(SOURCE, "scripts", script)).flags
     config, kind = config_from_flags(flags)
-    shrunk = shrink(config, flags, vocabulary=632)
+    shrunk = shrink(config, flags, vocabulary=1024)
     assert kind == family
     assert shrunk.problems == []
-    assert shrunk.flags["--vocab-size"] == "632"
+    assert shrunk.flags["--vocab-size"] == "1024"
     write_config(shrunk.config, tmp_path, None)
     write_weights(tmp_path)

@@ -30,7 +30,7 @@ def launch_of(words, folder=Path("/")):
 
 
 def planned(words, **choices):
-    return make_plan(launch_of(words.split()), Choices(model=Path("/out/model"), vocabulary=632, **choices))
+    return make_plan(launch_of(words.split()), Choices(model=Path("/out/model"), vocabulary=1024, **choices))
 
 
 def values(plan):
@@ -209,7 +209,7 @@ def test_a_launch_of_another_machine(tmp_path):
     launch = launch_of(words.split(), tmp_path)
     prepared = prepare(launch, tmp_path / "out", rollouts=2, full=False)
     plan = make_plan(launch, prepared.choices)
-    assert values(plan)["--vocab-size"] == "632"
+    assert values(plan)["--vocab-size"] == "1024"
     assert values(plan)["--save"] == str(tmp_path / "out/checkpoints")
     rows = [json.loads(line) for line in Path(values(plan)["--prompt-data"]).read_text().splitlines()]
     assert rows[0]["prompt"]

@@ -32,7 +32,7 @@ CONFIG = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 64,
-    "vocab_size": 632,
+    "vocab_size": 1024,
 }
 
 

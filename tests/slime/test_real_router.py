@@ -41,7 +41,7 @@ ENV = f"{Path(__file__).with_name('chat_env.py')}:Chat"
 DTYPE = os.environ.get("AGENTRL_SGLANG_DTYPE", "float32")
 CLOSE = {"float32": 1e-4, "bfloat16": 0.05}[DTYPE]
 """In nats. Both sides compute the same in another order: 2e-6 is usual in float32."""
-SOMETIMES = list(range(8, 632, 16))
+SOMETIMES = list(range(8, 1024, 16))
 """Stop tokens that random weights meet every 16th token or so."""
 PLAIN = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 800}
 CHAT = {**PLAIN, "stop_token_ids": SOMETIMES}

@@ -69,7 +69,7 @@ def demonstrations(tmp_path, renderer) -> Path:
     async def play(i: int) -> Trajectory:
         async with EnvFactory(f"{TOY}:Toy") as envs:
             task = Task(prompt=f"say {i}", label=0.0, id=str(i))
-            engine = ScriptedEngine([f"so {i}"] * 3, renderer)
+            engine = ScriptedEngine([f"Yo {i}"] * 3, renderer)
             return await run_episode(
                 envs.make(), task, engine=engine, renderer=renderer, options=EpisodeOptions(limits=Limits(turns=3))
             )

@@ -27,7 +27,7 @@ from agentrl.train.warm_start import (
 def load_demonstrations(renderer):
     """Reads a file for the tiny model's template."""
 
-    def load(path, vocabulary=632, context=1024):
+    def load(path, vocabulary=1024, context=1024):
         chats = ChatReader(renderer=renderer, context=context)
         return asyncio.run(warm_start.load_demonstrations(path, vocabulary, chats))
 
@@ -73,17 +73,17 @@ def test_names_the_line_that_is_no_trajectory(demonstrations, line, load_demonst
     with pytest.raises(
         ConfigError, match=r"demonstrations\.jsonl:21: neither chat \(.+\) nor a trajectory \(.+\); record it again"
     ):
-        load_demonstrations(demonstrations, 632)
+        load_demonstrations(demonstrations, 1024)
 
 
 def test_refuses_what_the_model_cannot_read(demonstrations, tmp_path, load_demonstrations):
     with pytest.raises(ConfigError, match=r":1: token \d+ is beyond the model's 100"):
         load_demonstrations(demonstrations, 100)
     with pytest.raises(ConfigError, match="no such file"):
-        load_demonstrations(tmp_path / "none.jsonl", 632)
+        load_demonstrations(tmp_path / "none.jsonl", 1024)
     (tmp_path / "empty.jsonl").touch()
     with pytest.raises(ConfigError, match="no demonstration with a token to imitate"):
-        load_demonstrations(tmp_path / "empty.jsonl", 632)
+        load_demonstrations(tmp_path / "empty.jsonl", 1024)
 
 
 PAIR = [Demonstration([1, 2, 3, 4], [0, 0, 1, 1]), Demonstration([5, 6, 7], [0, 0, 1])]
@@ -227,13 +227,13 @@ def chat(*messages, **row):
 def test_chat_and_trajectories_may_stand_in_one_file(demonstrations, load_demonstrations, tokenizer):
     with demonstrations.open("a") as file:
         file.write(
-            chat("say 7", "so 7") + "\n" + chat("only a question") + "\n" + chat("a", "b", functions=[{}]) + "\n"
+            chat("say 7", "Yo 7") + "\n" + chat("only a question") + "\n" + chat("a", "b", functions=[{}]) + "\n"
         )
     found = load_demonstrations(demonstrations)
 
     assert (len(found.rows), found.chats) == (21, 1)
     learned = [token for token, taught in zip(found.rows[20].tokens, found.rows[20].mask, strict=True) if taught]
-    assert tokenizer.decode(learned) == "so 7<|im_end|>"
+    assert tokenizer.decode(learned) == "Yo 7<|im_end|>"
     assert found.skipped == [
         f"{demonstrations}:22: no assistant message to learn after a user message",
         f"{demonstrations}:23: it has a key that is not served: functions",
