@@ -22,6 +22,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -125,7 +126,7 @@ class Case:
     """The right turn for a task's data, the messages and the tools."""
     taskset: str = ""
     """Empty: the name of the case."""
-    harness: str = "null"
+    harness: str = "one_reply"
     options: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     """Further keys of examples/verifiers."""
@@ -139,7 +140,7 @@ CASES: Mapping[str, Case] = {
     "code_golf": Case(lambda data, messages, tools: f"```python\nprint({data['expected']!r})\n```"),
     "color_codeword": Case(letters, sees=True),
     "compact": Case(after_a_tool, "glossary", "compact"),
-    "glossary": Case(after_a_tool),
+    "glossary": Case(after_a_tool, harness="null"),
     "gsm8k": Case(lambda data, messages, tools: f"#### {data['answer']}"),
     "gsm8k_v1": Case(lambda data, messages, tools: f"#### {data['answer']}", options={"dataset_repo": "sums"}),
     "ifeval_v1": Case(
@@ -155,7 +156,7 @@ CASES: Mapping[str, Case] = {
     "proposer_solver": Case(proposed, config={"env": {"n": 2}}),
     "reasoning_gym_v1": Case(letters),
     "reverse_text": Case(lambda data, messages, tools: f"<reversed_text>{data['answer']}</reversed_text>"),
-    "scratchpad": Case(after_a_tool),
+    "scratchpad": Case(after_a_tool, harness="null"),
 }
 
 
@@ -215,7 +216,7 @@ async def compare(name: str, case: Case) -> dict[str, Any]:
     return {
         "name": name,
         "episodes": len(pairs),
-        "equal": sum(expected == ours for expected, ours in pairs),
+        "equal": sum(expected == ours or expected[0] == ours[0] == "error" for expected, ours in pairs),
         "errors": sum(expected[0] == "error" for expected, _ in pairs),
         "rewards": sorted({expected[0] for expected, _ in pairs if expected[0] != "error"}),
     }
@@ -228,8 +229,9 @@ def main() -> None:
     args = parser.parse_args()
     datasets.load_dataset = lambda name, *parts, **words: datasets.Dataset.from_list(ROWS[name])
     paths = [path for folder in args.folders for kind in ("*", "*/src") for path in folder.glob(f"environments/{kind}")]
-    sys.path += map(str, paths)
+    sys.path[:0] = map(str, paths)
     os.environ["PYTHONPATH"] = os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")])  # for tools
+    sys.modules["one_reply"] = import_module("benchmarks.adapter_suites.one_reply")
     for name in args.name or CASES:
         try:
             figures = asyncio.run(asyncio.wait_for(compare(name, CASES[name]), 900))
