@@ -124,8 +124,6 @@ def letters(data: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], tool
 class Case:
     right: Callable[..., Any]
     """The right turn for a task's data, the messages and the tools."""
-    taskset: str = ""
-    """Empty: the name of the case."""
     harness: str = "one_reply"
     options: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -139,7 +137,6 @@ CASES: Mapping[str, Case] = {
     "bash_interception": Case(command, harness="bash"),
     "code_golf": Case(lambda data, messages, tools: f"```python\nprint({data['expected']!r})\n```"),
     "color_codeword": Case(letters, sees=True),
-    "compact": Case(after_a_tool, "glossary", "compact"),
     "glossary": Case(after_a_tool, harness="null"),
     "gsm8k": Case(lambda data, messages, tools: f"#### {data['answer']}"),
     "gsm8k_v1": Case(lambda data, messages, tools: f"#### {data['answer']}", options={"dataset_repo": "sums"}),
@@ -196,8 +193,8 @@ async def theirs(host: Any, task: Any, answers: Callable[..., Any], agent: str) 
 
 async def compare(name: str, case: Case) -> dict[str, Any]:
     pairs = []
-    taskset, renderer = case.taskset or name, seeing() if case.sees else None
-    config = {"taskset": taskset, "harness": case.harness, "options": case.options, **case.config}
+    renderer = seeing() if case.sees else None
+    config = {"taskset": name, "harness": case.harness, "options": case.options, **case.config}
     async with EnvFactory(ENV, config) as envs:
         host = envs.shared
         rows = [*islice(host.taskset, 5 * TASKS)]
