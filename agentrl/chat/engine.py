@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 from uuid import uuid4
 
-from agentrl.chat.client import ChatModel, Speaker
+from agentrl.chat.client import ChatModel, ScriptedSpeaker, Speaker
 from agentrl.chat.completions import Completion, wire_message
 from agentrl.engine.base import AsyncClosing, stop_strings
 from agentrl.engine.scripted import scripted_log_prob
@@ -40,6 +40,11 @@ class ChatEngine(AsyncClosing):
             by = {"model": speaker.model, "host": speaker.host}
         self._by = dict(by or {"model": type(speaker).__name__})
         self._running: dict[str, asyncio.Event] = {}
+
+    @property
+    def takes_grammars(self) -> bool:
+        """Whether the speaker is a script, which must obey a grammar by itself; the session reports violations."""
+        return isinstance(self._speaker, ScriptedSpeaker)
 
     async def generate(
         self, input_ids: Sequence[int], sampling_params: SamplingParams, *, session_id: str = "", rid: str = ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import concurrent.futures.thread  # noqa: F401 - before `_register_atexit` below
 import json
 import logging
 import threading
@@ -166,8 +167,8 @@ async def _run(make: Callable[[], Awaitable[T]]) -> T:
 
 @atexit.register
 def _close_running_loops() -> None:
-    """Close the resources of all running loops at the end of the process: slime's loops run in daemon threads, which
-    are never shut down."""
+    """Close the resources of all running loops at the end of the process: the loops of slime and of TRL run in daemon
+    threads, which are never shut down."""
     for loop, here in list(loops.items()):
         if loop.is_running():
             closing = asyncio.run_coroutine_threadsafe(here.close(), loop)
@@ -175,6 +176,11 @@ def _close_running_loops() -> None:
                 closing.result(_CLOSE_S)
             except Exception:  # the end of the process: the other loops must be closed too
                 log.warning("closing what episodes shared failed", exc_info=True)
+
+
+# `atexit` comes too late for what closes in a thread, such as a sandbox: Python ends its pools of threads before. The
+# latest registration is called first.
+getattr(threading, "_register_atexit", atexit.register)(_close_running_loops)
 
 
 _loading = threading.Lock()

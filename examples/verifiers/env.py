@@ -32,6 +32,10 @@ class VerifiersConfig(BaseModel):
     """The id of the taskset: the name of its module."""
     options: dict[str, Any] = {}
     """Further settings of the taskset, in verifiers' words."""
+    env: dict[str, Any] = {}
+    """Further settings of the environment, in verifiers' words, such as the model of an agent."""
+    agent: str = ""
+    """The agent whose rewards count; empty: the sum of all, which is 0 in a game that one wins and another loses."""
     harness: str = ""
     """The id of the harness; empty: the taskset's own, or else verifiers' default."""
     runtime: dict[str, Any] = {"type": "subprocess"}
@@ -64,7 +68,7 @@ class Verifiers(AgentEnv):
         episode = await self.shared.run_episode(theirs, ModelContext(endpoint.model, client))
         if errors := [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]:
             raise InfraError(f"verifiers: {errors[0]}")
-        return sum(trace.reward for trace in episode.traces)
+        return sum(trace.reward for trace in episode.traces if self.config.agent in ("", trace.agent.name))
 
     def score(self, trajectory: Trajectory) -> float:
         """The reward of verifiers; 0 if a limit ended the episode before."""
@@ -72,8 +76,8 @@ class Verifiers(AgentEnv):
 
 
 def opened(config: VerifiersConfig) -> vf.Env:
-    settings: dict[str, Any] = {"taskset": {**config.options, "id": config.taskset}}
+    settings: dict[str, Any] = {**config.env, "taskset": {**config.options, "id": config.taskset}}
     harness = {"harness": {"id": config.harness}} if config.harness else {}
     for agent in agent_config_fields(resolve_env_config(settings)):
-        settings[agent] = {"runtime": config.runtime, **harness}
+        settings[agent] = {"runtime": config.runtime, **harness, **settings.get(agent, {})}
     return load_environment(resolve_env_config(settings))

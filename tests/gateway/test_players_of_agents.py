@@ -80,6 +80,21 @@ async def test_its_long_reply_is_cut_at_the_limit():
     assert {turn.sampled_tokens for turn in played.turns} == {8}
 
 
+class Demands(AgentEnv):
+    async def run(self, task: Task, endpoint: Endpoint) -> None:
+        lines = [{"role": "user", "content": task.prompt}]
+        reply = await ask(endpoint, lines, tools=[TOOL], tool_choice="required")
+        assert reply["tool_calls"][0]["function"]["name"] == "find"
+
+
+async def test_it_plays_an_agent_that_demands_a_call():
+    task = Task(prompt="Which city?")
+    played = await rollout(Demands(), task, lambda messages, tools: call("find", what="Paris"))
+    assert (played.failure, played.stop, played.turn_count) == (None, StopReason.DONE, 1)
+    played = await rollout(Demands(), task, lambda messages, tools: "Paris")
+    assert "the reply has no call" in str(played.failure)
+
+
 async def test_a_generator_that_plays_two_conversations_is_told_of_functions():
     def player():
         yield "I read nothing."

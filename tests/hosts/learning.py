@@ -8,7 +8,7 @@ from the imitating model, the host until it has sampled as many tokens. `agentrl
 on the held-out questions. Finished parts stay in `--out`, so the same command resumes.
 
 The learning rate is the only setting that was chosen for a host; TRL has that of `agentrl train`. SkyRL's models have
-no biases, so SkyRL's server trains `tiny` without biases, by LoRA.
+no biases, so all train `tiny` without biases; SkyRL's server trains by LoRA.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ from tests.house import ROOT
 LIMITS = ("--set", "limits.turns=4", "--set", "limits.max_tokens_per_turn=48")
 TINY_WARM_START = ("optimizer=muon", "context_weight=1.0", "learning_rate=0.003")
 """The keys of a warm start that `agentrl train` chooses for the model `tiny`."""
-WITHOUT_BIASES = {"trl": False, "skyrl_server": True}
-"""Host -> whether the host trains `tiny` without biases."""
+HOSTS = ("trl", "skyrl_server")
 RL = ("learning_rate=0.0003", "eval_every=0", "warm_start=null")
 """`agentrl train` after the warm start, as it trains `tiny`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """The runs of a host and a seed, in the folder of the quickstart's project."""
+    """The runs of a host and a seed, in the folder of the quickstart's project. Hosts share the runs of `agentrl`."""
 
     folder: Path
     host: str
@@ -45,7 +44,7 @@ class Learning:
 
     @property
     def runs(self) -> Path:
-        return self.folder / "runs" / self.host / f"seed-{self.seed}"
+        return self.folder / "runs" / f"seed-{self.seed}"
 
     def agentrl(self, *words: object) -> str:
         """Run a command of agentrl in the project, and return its output."""
@@ -55,9 +54,8 @@ class Learning:
         """The model that imitates."""
         out = self.runs / "warm"
         settings = ["--config", "train.yaml", "--steps", "0", "--seed", self.seed, "--out", out]
-        if WITHOUT_BIASES[self.host]:
-            settings += ["--model", without_biases(self.folder / "tiny-without-biases")]
-            settings += [word for key in TINY_WARM_START for word in ("--set", f"warm_start.{key}")]
+        settings += ["--model", without_biases(self.folder / "tiny-without-biases")]
+        settings += [word for key in TINY_WARM_START for word in ("--set", f"warm_start.{key}")]
         return out if is_done(out) else marked(out, self.agentrl("train", *settings))
 
     def beside(self, warm: Path) -> Path:
@@ -69,7 +67,7 @@ class Learning:
 
     def hosted(self, warm: Path, tokens: int) -> Path:
         """The model that the host trains on as many sampled tokens."""
-        out = self.runs / "host"
+        out = self.runs / self.host
         command = [self.python, "-m", f"tests.hosts.training.{self.host}", warm, out]
         command += ["--env", self.folder / "weather" / "env.py:Weather", "--tokens", tokens, "--seed", self.seed]
         return out if is_done(out) else marked(out, finished([*map(str, command)], ROOT))
@@ -159,14 +157,14 @@ def quickstart(out: Path) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="the folder of .ci/hosts.sh")
-    parser.add_argument("--host", choices=WITHOUT_BIASES, action="append")
+    parser.add_argument("--host", choices=HOSTS, action="append")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs/learning"))
     args = parser.parse_args()
     project = quickstart(args.out.resolve())
     print("| host | seed | imitation | `agentrl train` | steps, tokens | host | updates, tokens | learning rate | s |")
     print("|" + "---|" * 9)
-    for host in args.host or WITHOUT_BIASES:
+    for host in args.host or HOSTS:
         python = args.folder.absolute() / host / "bin" / "python"
         for seed in args.seeds:
             print(Learning(project, host, seed, python).row(), flush=True)

@@ -4,6 +4,7 @@ agentrl's."""
 from __future__ import annotations
 
 import asyncio
+import json
 from importlib.metadata import version
 
 import pytest
@@ -29,8 +30,14 @@ def test_the_version():
     assert version("openenv") == VERSION, "the door is written for another version: read its source again"
 
 
-@pytest.mark.parametrize("cls", [Weather, TwoTools, Breaks])
-async def test_each_episode_of_the_client_is_agentrls(cls, renderer):
+async def test_each_episode_of_the_client_is_agentrls(renderer):
+    """Of three Envs that are served in one process at the same time."""
+    classes = (Weather, TwoTools, Breaks)
+    await asyncio.gather(*(each_episode_is_agentrls(cls, renderer) for cls in classes))
+    assert {cls.open for cls in classes} == {0}
+
+
+async def each_episode_is_agentrls(cls, renderer):
     cls.open, rewards, options = 0, [], EpisodeOptions(limits=Limits(**LIMITS))
     tasks = HostedEnv(cls).tasks()[:12]
     with Served(cls, limits=LIMITS) as url:
@@ -46,7 +53,6 @@ async def test_each_episode_of_the_client_is_agentrls(cls, renderer):
         assert metadata.get("stop") in (None, str(ours.stop))
     assert {0.0, 1.0} <= {*rewards}
     assert (None in rewards) is (cls is Breaks)
-    assert cls.open == 0
 
 
 async def test_a_client_that_leaves_closes_its_env():
@@ -60,9 +66,24 @@ async def test_a_client_that_leaves_closes_its_env():
     assert Weather.open == 0
 
 
+async def test_a_client_that_is_killed_closes_its_env():
+    from websockets.asyncio.client import connect
+
+    Weather.open = 0
+    with Served(Weather, limits=LIMITS) as url:
+        socket = await connect(f"{url.replace('http', 'ws')}/ws")
+        await socket.send(json.dumps({"type": "reset", "data": {"seed": 3}}))
+        await socket.recv()
+        assert Weather.open == 1
+        socket.transport.abort()
+        while Weather.open:  # noqa: ASYNC110 - the Env's end sets no event
+            await asyncio.sleep(0.01)
+
+
 async def test_errors_reach_the_client():
     from openenv.core.generic_client import GenericEnvClient
 
+    Buggy.open = 0
     with Served(Buggy, limits=LIMITS) as url:
         async with GenericEnvClient(base_url=url) as client:
             with pytest.raises(Exception, match="there is no task 'none'"):
@@ -71,3 +92,4 @@ async def test_errors_reach_the_client():
             await client.reset(seed=1)
             with pytest.raises(Exception, match="KeyError"):
                 await client.step({"content": "sunny"})
+    assert Buggy.open == 0

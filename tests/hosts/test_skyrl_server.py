@@ -14,7 +14,7 @@ from agentrl.hosts.tinker import TinkerRollouts
 from agentrl.models import load_tokenizer
 from agentrl.render import load_renderer
 from tests.hosts.conftest import need
-from tests.hosts.envs import Weather
+from tests.hosts.envs import Weather, odd
 from tests.hosts.learning import without_biases
 
 need("skyrl_server")
@@ -70,9 +70,16 @@ async def test_the_servers_episodes_are_agentrls(model, served):
         assert [*map(str, await differences(episode, Weather(), renderer, options=options))] == []
 
 
+class Odd(Weather):
+    """Random weights get both rewards."""
+
+    def score(self, trajectory):
+        return odd(trajectory)
+
+
 def test_a_step_trains_the_saved_weights(model, served, tmp_path):
     """The saved weights are those that the server samples from, and differ from the weights before."""
-    run = Run(model, str(tmp_path / "out"), "tests.hosts.envs:Weather", tokens=1, seed=0, learning_rate=0.01)
+    run = Run(model, str(tmp_path / "out"), Odd, tokens=1, seed=0, learning_rate=0.01)
     updates, tokens = train_at(*served, run)
     assert (updates, tokens > 100) == (2, True)
     before, after = (AutoModelForCausalLM.from_pretrained(folder) for folder in (model, run.out))

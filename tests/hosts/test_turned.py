@@ -167,6 +167,32 @@ def test_a_host_that_is_interrupted_closes_the_env():
         assert host.stdout.read() == "closed\n"
 
 
+ENDING = """
+import asyncio
+from contextlib import asynccontextmanager
+from agentrl.hosts.turned import HostedEnv
+from agentrl.workers.threads import LoopThread
+from tests.hosts.envs import Weather
+
+class Shares(Weather):
+    @classmethod
+    @asynccontextmanager
+    async def share(cls, config):
+        yield None
+        print(await asyncio.to_thread(str, "closed in a thread"), flush=True)
+
+if __name__ == "__main__":
+    LoopThread("as TRL's door has it").run_here(HostedEnv(Shares, model="tiny").opened())
+"""
+
+
+@pytest.mark.thorough
+def test_a_host_that_ends_closes_what_its_envs_share():
+    """A sandbox is removed in a thread, and Python ends its pools of threads early."""
+    done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("closed in a thread\n", 0)
+
+
 async def test_a_bug_is_raised_and_a_broken_world_is_data(renderer):
     async with await begun(hosted(Buggy)) as episode:
         with pytest.raises(BugError, match="KeyError"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from importlib.metadata import version
 
 import pytest
@@ -12,8 +13,9 @@ from agentrl.chat.engine import ChatEngine
 from agentrl.episode.run import run_episode
 from agentrl.hosts.turned import HostedEnv
 from agentrl.hosts.verifiers import VERSION
+from agentrl.testing import call
 from tests.hosts.conftest import need
-from tests.hosts.envs import Breaks, Buggy, TwoTools, Weather
+from tests.hosts.envs import Breaks, Buggy, Slow, TwoTools, Weather
 from tests.hosts.hosting import spoken
 
 need("verifiers")
@@ -28,11 +30,20 @@ def test_the_version():
     assert version("verifiers") == VERSION, "the door is written for another version: read its source again"
 
 
-@pytest.mark.parametrize("cls", [Weather, TwoTools, Breaks])
-async def test_each_episode_of_verifiers_is_agentrls(cls, renderer):
-    cls.open, rewards = 0, []
-    tasks = HostedEnv(cls).by_id
-    for task, episode in await play(cls, 12, spoken(), limits=LIMITS):
+async def test_each_episode_of_verifiers_is_agentrls(renderer):
+    """Of three Envs that play in one process at the same time."""
+    classes = (Weather, TwoTools, Breaks)
+    for cls in classes:
+        cls.open = 0
+    played = await asyncio.gather(*(play(cls, 12, spoken(), limits=LIMITS) for cls in classes))
+    for cls, episodes in zip(classes, played, strict=True):
+        await compare(cls, episodes, renderer)
+        assert cls.open == 0
+
+
+async def compare(cls, episodes, renderer):
+    tasks, rewards = HostedEnv(cls).by_id, []
+    for task, episode in episodes:
         (trace,) = episode.traces
         own = tasks[task.data.id]
         engine = ChatEngine(ScriptedSpeaker(spoken()), renderer)
@@ -50,9 +61,20 @@ async def test_each_episode_of_verifiers_is_agentrls(cls, renderer):
         rewards.append(ours.reward)
     assert {0.0, 1.0} <= {*rewards}
     assert (None in rewards) is (cls is Breaks)
-    assert cls.open == 0
 
 
 async def test_a_bug_of_the_env_is_an_error_of_the_trace():
+    Buggy.open = 0
     ((_, episode),) = await play(Buggy, 1, spoken(), limits=LIMITS)
     assert "KeyError" in str([trace.errors for trace in episode.traces] + [episode.errors])
+    assert Buggy.open == 0
+
+
+async def test_a_cancelled_run_leaves_no_env_open():
+    Slow.open, Slow.asked = 0, asyncio.Event()
+    running = asyncio.create_task(play(Slow, 1, lambda messages, tools: call("lookup", place="city"), limits=LIMITS))
+    await Slow.asked.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert Slow.open == 0

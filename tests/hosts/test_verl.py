@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from importlib.metadata import version
 from types import SimpleNamespace
@@ -9,11 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 from agentrl import ConfigError, EngineError, EpisodeOptions, Limits
+from agentrl.errors import BugError
 from agentrl.hosts.equality import differences
 from agentrl.hosts.turned import HostedEnv
 from agentrl.hosts.verl import VERSION, VerlEngine, agent_loop
+from agentrl.testing import call
 from tests.hosts.conftest import need
-from tests.hosts.envs import Breaks, BreaksAtReset, Masks, TwoTools, Weather
+from tests.hosts.envs import Breaks, BreaksAtReset, Buggy, Masks, Slow, TwoTools, Weather
 from tests.hosts.hosting import Policy
 
 need("verl")
@@ -43,6 +46,31 @@ async def test_each_output_is_the_episode(cls, renderer):
         rewards.append(host.reward)
     assert (None in rewards) is (cls in (Breaks, BreaksAtReset))
     assert cls.open == 0
+
+
+async def test_two_envs_in_one_worker(renderer):
+    """The loops of a worker play at the same time, and each output is an episode of its own Env."""
+    classes = (Weather, TwoTools) * 4
+    loops = [loop_of(cls, Servers(Policy(renderer), n), RESPONSE, limits=LIMITS) for n, cls in enumerate(classes)]
+    task = HostedEnv(Weather).tasks()[0]
+    options = EpisodeOptions(limits=Limits(tokens=RESPONSE, **LIMITS))
+    for cls, host in zip(classes, await asyncio.gather(*(play(loop, task) for loop in loops)), strict=True):
+        named = await differences(host, cls(), renderer, options=options, context_length=PROMPT + RESPONSE)
+        assert [str(difference) for difference in named] == []
+
+
+async def test_a_cancelled_or_raising_loop_leaves_no_env_open(renderer):
+    Slow.open, Slow.asked, Buggy.open = 0, asyncio.Event(), 0
+    task = HostedEnv(Slow).tasks()[0]
+    policy = Policy(renderer, lambda text, rng: call("lookup", place=task.metadata["place"]))
+    running = asyncio.create_task(play(loop_of(Slow, Servers(policy, 0), RESPONSE, limits=LIMITS), task))
+    await Slow.asked.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    with pytest.raises(BugError, match="KeyError"):
+        await play(loop_of(Buggy, Servers(Policy(renderer), 0), RESPONSE, limits=LIMITS), task)
+    assert (Slow.open, Buggy.open) == (0, 0)
 
 
 async def test_what_cannot_work_is_said_at_once(renderer):

@@ -10,22 +10,21 @@ from agentrl.hosts.verifiers import environment
 from agentrl.testing.chat_server import chat_server
 from tests.hosts.hosting import spoken
 
-MODULE = "tests_hosts_weather_vf"
-
 
 async def play(env, count, reply, **settings):
     """The first tasks of an Env, each with the episode that verifiers records."""
+    name = f"tests_hosts_{getattr(env, '__name__', 'env').lower()}_vf"
     from verifiers.v1.clients import ModelContext
     from verifiers.v1.configs.client import EvalClientConfig
     from verifiers.v1.envs.single_agent import SingleAgentEnv, SingleAgentEnvConfig
 
-    module = ModuleType(MODULE)
+    module = ModuleType(name)
     module.Taskset, module.Harness = environment(env, **settings)
     module.__all__ = ["Taskset", "Harness"]
-    module.__spec__ = type(sys.__spec__)(MODULE, None)
-    sys.modules[MODULE] = module
-    agent = {"harness": {"id": MODULE}, "runtime": {"type": "subprocess"}}
-    host = SingleAgentEnv(SingleAgentEnvConfig.model_validate({"taskset": {"id": MODULE}, "agent": agent}))
+    module.__spec__ = type(sys.__spec__)(name, None)
+    sys.modules[name] = module
+    agent = {"harness": {"id": name}, "runtime": {"type": "subprocess"}}
+    host = SingleAgentEnv(SingleAgentEnvConfig.model_validate({"taskset": {"id": name}, "agent": agent}))
     os.environ.setdefault("PRIME_API_KEY", "none")
     with chat_server(reply) as server:
         context = ModelContext("scripted", EvalClientConfig(base_url=server.url))

@@ -25,6 +25,7 @@ from safetensors.torch import load_file
 from tinker_cookbook.checkpoint_utils import get_last_checkpoint
 from tinker_cookbook.rl import train as cookbook
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from uv import find_uv_bin
 
 from agentrl.engine.sglang.training.process import free_port
 from agentrl.hosts.tinker import TinkerDataset, TinkerGroupBuilder, TinkerRollouts
@@ -121,7 +122,8 @@ def server(model: str) -> Iterator[tuple[str, Path]]:
     with tempfile.TemporaryDirectory() as folder:
         port, tools = free_port(), Path(sys.executable).parent
         variables = {**os.environ, "VIRTUAL_ENV": str(tools.parent), "JAX_PLATFORMS": "cpu", "UV_OFFLINE": "1"}
-        variables["PATH"] = f"{tools}{os.pathsep}{os.environ['PATH']}"
+        # The host's environment has no `uv` of its own where the project's has it.
+        variables["PATH"] = os.pathsep.join([str(tools), str(Path(find_uv_bin()).parent), os.environ["PATH"]])
         settings = {"max_lora_adapters": 8, "max_lora_rank": RANK, "train_micro_batch_size": PROMPTS * GROUP}
         # SkyRL reads the command line of its parent process, and accepts `uv run` alone.
         command = ["uv", "run", "--active", "--no-project", "-m", "skyrl.tinker.api"]
