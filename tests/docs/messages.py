@@ -36,5 +36,6 @@ def _on_one_line(text: str) -> str:
 
 def is_in(quote: str, messages: Iterable[str]) -> bool:
     """Whether a message has the quoted words, with up to 40 characters in place of `N` and of `...`."""
-    words = re.compile(".{0,40}?".join(map(re.escape, _GAP.split(quote))))
-    return any(words.search(message) for message in messages)
+    pieces = _GAP.split(quote)
+    words, longest = re.compile(".{0,40}?".join(map(re.escape, pieces))), max(pieces, key=len)
+    return any(longest in message and words.search(message) for message in messages)
