@@ -1,5 +1,5 @@
-"""README's quickstart, docs/first-hour.md and the game of docs/text-games.md, verbatim and in one folder: what they
-promise is looked for.
+"""README's quickstart, docs/first-hour.md, the game of docs/text-games.md and docs/your-own.md, verbatim and in one
+folder: what they promise is looked for.
 
 .venv/bin/python .ci/first_hour.py [--templates]
 
@@ -30,7 +30,8 @@ README = ROOT / "README.md"
 GUIDE = ROOT / "docs" / "first-hour.md"
 ENVIRONMENTS = ROOT / "docs" / "environments.md"
 GAMES = ROOT / "docs" / "text-games.md"
-PROMISED_S, QUICKSTART_S = 180, 120
+YOUR_OWN = ROOT / "docs" / "your-own.md"
+PROMISED_S, QUICKSTART_S, YOUR_OWN_S = 180, 120, 300
 """On two quiet cores. Told, not enforced: machines are noisy."""
 GAIN, HELD_OUT = 0.1, 0.5
 """What the rewards must rise by while it trains, sampled and held out, and the least that held-out tasks must earn at
@@ -62,6 +63,9 @@ def main() -> None:
         follow("first hour", GUIDE.read_text(encoding="utf-8").replace(PORT, port), Path(folder))
         game = GAMES.read_text(encoding="utf-8").partition("## A game of your own")[0]
         follow("text games", game, Path(folder), least=0)
+        own = Path(folder, "own")
+        own.mkdir()
+        follow("your own", YOUR_OWN.read_text(encoding="utf-8"), own, promised=YOUR_OWN_S)
 
 
 def quickstart() -> str:
@@ -96,11 +100,12 @@ def follow(what: str, text: str, folder: Path, least: float = HELD_OUT, promised
 
 def script(text: str) -> str:
     """The guide as a script: its files are written where they stand, and its commands run one after the other."""
-    parts = [SHELL]
+    parts, name = [SHELL], ""
     for kind, block in re.findall(r"```(bash|python)\n(.*?)```", text, re.DOTALL):
         if kind == "python":
-            name = re.match(r"# (\w+\.py)\n", block)[1]
-            parts.append(f"cat > {name} << 'END_OF_FILE'\n{block}END_OF_FILE\n")
+            named = re.match(r"# (\w+\.py)\n", block)
+            name = named[1] if named else name  # a block without a name continues the file
+            parts.append(f"cat {'>' if named else '>>'} {name} << 'END_OF_FILE'\n{block}\nEND_OF_FILE\n")
             continue
         for command in block.replace("\\\n", " ").splitlines():
             told = command.partition("  #")[0].strip()

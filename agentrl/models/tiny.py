@@ -21,8 +21,8 @@ _CONTEXT = 1024
 
 
 def tiny_tokenizer(markers: Sequence[str] = ()) -> Any:
-    """A tokenizer of 1,024 tokens and more `markers`: bytes, a few hundred whole words, and the markers of a chat and of
-    a JSON tool call.
+    """A tokenizer of 1,024 tokens and more `markers`: bytes, a few hundred whole words, and the markers of a chat and
+    of a JSON tool call.
 
     A common word is a single token, with a blank before the word and without: in a call and at the start of a result,
     no blank precedes. Any other word is spelled letter by letter. So copying an unknown name is a small step that is

@@ -5,6 +5,7 @@
 A comment above a block, which the reader of a page does not see, changes what is done with it:
 
     <!-- given: from agentrl.testing import call -->     Python that comes before a fragment
+    <!-- more of: shop.py -->                            Python that follows the earlier blocks of a file
     <!-- config: agentrl_envs.adapters.mcp:MCP -->       the class that reads a YAML block
     <!-- not run: it needs a model -->                   Python that is compiled only; its imports must exist
     <!-- not checked: a picture -->                      nothing is looked at
@@ -24,10 +25,11 @@ import importlib.util
 import inspect
 import json
 import re
+import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,7 @@ from tests.docs.shell import check_line, is_command
 ROOT = Path(__file__).parents[2]
 SKILLS = sorted((ROOT / "skills").glob("*/SKILL.md"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *SKILLS]
-COMMENT = re.compile(r"<!-- (given|config|not run|not checked): (.*?) -->")
+COMMENT = re.compile(r"<!-- (given|more of|config|not run|not checked): (.*?) -->")
 NAMED = re.compile(r"# ([\w/]+\.py)\b")
 AUTHOR = re.compile(r"(model[*?-]?|not model|env|template)( t\d+)? +\| ")
 READERS = ("my_", "weather")
@@ -58,6 +60,7 @@ class Block:
     """The word after the fence. Empty: no word, or an indented block."""
     text: str
     given: str = ""
+    more_of: str = ""
     config: str = ""
     not_run: str = ""
     not_checked: str = ""
@@ -98,6 +101,8 @@ class Page:
 
     def __init__(self) -> None:
         self.names: dict[str, Any] = {name: getattr(agentrl, name) for name in agentrl.__all__}
+        self.files: dict[str, str] = {}
+        """The blocks so far of each file of the page."""
 
     def check(self, block: Block) -> str:
         if block.not_checked:
@@ -119,6 +124,7 @@ class Page:
         raise ValueError("neither code nor a command: write <!-- not checked: REASON --> above it")
 
     def _python(self, block: Block) -> str:
+        block = self._with_the_blocks_before(block)
         tree = ast.parse(block.text)
         code = compile(tree, "block", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
         for module, name in _imports(tree):
@@ -137,6 +143,16 @@ class Page:
         if unknown := _unknown_names(tree, self.names):
             raise NameError(f"{', '.join(unknown)}: not defined on this page; import it, or give it")
         return "run"
+
+    def _with_the_blocks_before(self, block: Block) -> Block:
+        """A block that begins or continues a file becomes all of the file so far; each beginning must run, too."""
+        named = NAMED.match(block.text)
+        name = named[1] if named else block.more_of
+        if not name:
+            return block
+        before = f"{self.files[name]}\n" if block.more_of else ""
+        self.files[name] = before + block.text
+        return replace(block, text=self.files[name])
 
     def _yaml(self, block: Block) -> str:
         values = yaml.safe_load(block.text)
@@ -199,7 +215,9 @@ def _as_module(path: str, text: str) -> dict[str, Any]:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
     importlib.invalidate_caches()
-    return vars(importlib.import_module(".".join(file.with_suffix("").parts)))
+    module = ".".join(file.with_suffix("").parts)
+    sys.modules.pop(module, None)
+    return vars(importlib.import_module(module))
 
 
 def _unknown_names(tree: ast.AST, known: dict[str, Any]) -> list[str]:

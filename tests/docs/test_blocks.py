@@ -45,9 +45,11 @@ def test_every_block(file: Path, folder: Path) -> None:
         pytest.fail("\n".join(f"{file.relative_to(ROOT)}:{line}: {said}" for line, said in wrong), pytrace=False)
 
 
+NIM = "# nim.py\nfrom agentrl import Env\n\n\nclass Nim(Env):\n    pass\n"
 GOOD = [
     "```python\n# own.py\nfrom agentrl import Env\n\n\nclass Own(Env):\n    pass\n```\n",
     "```python\nclass Fragment(Env):\n    reward_range = (0.0, 2.0)\n```\n",
+    f"```python\n{NIM}```\n\n<!-- more of: nim.py -->\n```python\n    def left(self):\n        return 7\n```\n",
     '<!-- given: PLACE = "Rome" -->\n```python\ndef where():\n    return PLACE\n```\n',
     "<!-- not run: it needs a model -->\n```python\nfrom my_env import MyEnv\nfrom agentrl import Env\n```\n",
     "```yaml\nlimits: {turns: 4}\n```\n",
@@ -59,6 +61,7 @@ GOOD = [
 ]
 WRONG = [
     ("```python\nclass:\n```\n", "invalid syntax"),
+    ("<!-- more of: nim.py -->\n```python\n    left = 7\n```\n", "nim.py"),
     ("```python\ndef f():\n    return PLACE\n```\n", "PLACE: not defined on this page"),
     ("```python\nfrom agentrl import Envv\n```\n", "agentrl.Envv"),
     ("<!-- not run: it needs a model -->\n```python\nfrom agentrl import Envv\n```\n", "agentrl.Envv"),

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from functools import cache
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.docs.blocks import ROOT, SKILLS
+from tests.docs.messages import is_in, strings
 
 HEADINGS = ("When to use", "Steps", "Common mistakes", "References")
 SKILL = pytest.mark.parametrize("file", SKILLS, ids=lambda file: file.parent.name)
@@ -23,20 +22,6 @@ def parts(file: Path) -> tuple[dict[str, str], str]:
     return yaml.safe_load(front), text
 
 
-@cache
-def source() -> str:
-    """All strings of agentrl's code, one a line. A gap stands for each value that an f-string fills in."""
-    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in sorted((ROOT / "agentrl").rglob("*.py"))]
-    lines = [_text(node) for tree in trees for node in ast.walk(tree)]
-    return "\n".join(" ".join(line.split()) for line in lines if line)
-
-
-def _text(node: ast.AST) -> str:
-    if isinstance(node, ast.JoinedStr):
-        return "".join(_text(part) or "..." for part in node.values)
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
-
-
 def quoted_messages(text: str) -> list[str]:
     """The messages in the first column of the table under Common mistakes."""
     table = text.partition("## Common mistakes\n")[2].partition("\n## ")[0]
@@ -46,8 +31,7 @@ def quoted_messages(text: str) -> list[str]:
 
 def is_in_source(message: str) -> bool:
     """Whether a string of the code has the message, apart from numbers and names that the code fills in."""
-    pieces = [re.escape(piece) for piece in re.split(r"\d+|MyEnv\S*|price|--rm-type|consistent_hashing", message)]
-    return re.search("[^\n]{1,40}?".join(pieces), source()) is not None
+    return is_in(re.sub(r"\d+|MyEnv\S*|price|--rm-type|consistent_hashing", "...", message), strings(ROOT / "agentrl"))
 
 
 def test_there_are_three():
