@@ -47,7 +47,7 @@ from agentrl.errors import ConfigError, did_you_mean
 from agentrl.monitor.earned import Earned
 from agentrl.rollout.play.opponents import FixedPlayer
 from agentrl.testing import rollout
-from agentrl.testing.playing import reads_messages
+from agentrl.testing.playing import reads_messages, takes_one_argument
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import MaybeAwait, Message, Task, ToolSpec
 
@@ -162,6 +162,11 @@ def load_player(path: str) -> Player:
     function = load_object(path)
     if not callable(function):
         raise ConfigError(f"--player {path} is {function!r}; it must be a generator function that takes a Task")
+    if not takes_one_argument(function):
+        raise ConfigError(
+            f"{path} does not take a Task alone; the player here must be a generator function that takes a Task and "
+            "yields its turns"
+        )
 
     def start(task: Task) -> Generator[Turn, str, None]:
         try:

@@ -88,15 +88,21 @@ def reads_messages(player: Callable[..., Any]) -> TypeGuard[Say]:
     """Whether a player is a function of two arguments, messages and tools. Other functions have a single argument, the
     input ids."""
     try:
-        taken = inspect.signature(player)
-        taken.bind(None, None)
+        inspect.signature(player).bind(None, None)
     except (TypeError, ValueError):
         return False
+    return not takes_one_argument(player)
+
+
+def takes_one_argument(function: Callable[..., Any]) -> bool:
+    """Whether a call with one argument is possible. A function without a known signature is taken to allow it."""
     try:
-        taken.bind(None)
+        inspect.signature(function).bind(None)
     except TypeError:
+        return False
+    except ValueError:
         return True
-    return False
+    return True
 
 
 class LastAnswer:

@@ -88,6 +88,10 @@ def always_one(trajectory):
     return 1.0
 
 
+def of_seats(messages, tools, rng):
+    return "Rome"
+
+
 def no_generator(task):
     return task.label
 

@@ -112,6 +112,10 @@ def bad(folder):
             "--player my_env.py:no_generator returned str; it must yield its turns",
         ),
         (
+            ("check", "my_env.py:Capitals", "--data", "tasks.jsonl", "--gold", "my_env.py:of_seats"),
+            "my_env.py:of_seats does not take a Task alone; the player here must be a generator function",
+        ),
+        (
             ("play", "my_env.py:Capitals", "--data", "tasks.jsonl", "--player", "my_env.py:gold", "--out", "old"),
             "--out old is a folder; name a file",
         ),
