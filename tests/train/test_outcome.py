@@ -67,7 +67,7 @@ def test_the_verdicts_are_those_of_the_run(tmp_path):
 
     assert document["outcome"] == "unchanged"
     assert [verdict["name"] for verdict in document["verdicts"]] == ["equal_rewards"]
-    assert document["verdicts"][0]["text"].startswith("Nothing is learned: in 100% of the groups")
+    assert document["verdicts"][0]["text"].startswith("The last steps teach nothing: in 100% of the groups")
 
 
 def test_without_a_warm_start_the_untrained_model_is_the_base(tmp_path):

@@ -54,6 +54,6 @@ def test_a_run_that_finds_nothing_says_why(make_config, demonstrations):
     train(config, console=console)
     said = console.file.getvalue()
     assert (
-        "verdict              Nothing is learned: in 100% of the groups of the last steps all rewards are equal" in said
+        "verdict              The last steps teach nothing: in 100% of the groups of the last steps all rewards are equal" in said
     )
     assert "demonstrations have more turns than limits.turns=1" in said
