@@ -174,7 +174,8 @@ def kill_server():
 
 
 class KillsItsServer(Trainer):
-    """Ends the server when two requests of step 2 have come, and before the update for step 3."""
+    """Ends the server when the fifth request of step 2 has come (with staleness, before step 2), and before the update
+    for step 3."""
 
     requests = 0
     has_killed = False
@@ -195,11 +196,11 @@ class KillsItsServer(Trainer):
         return engine
 
     def is_due(self):
-        return self.requests >= 2 and self.position.step == 1 and not self.has_killed
+        return self.requests >= 5 and self.position.step == 1 and not self.has_killed and not self.config.staleness
 
     async def step(self, step):
         self.requests = 0
-        if step == 3:
+        if step == 3 or (step == 2 and self.config.staleness):
             kill_server()
         return await super().step(step)
 
