@@ -129,7 +129,7 @@ def equal_rewards(run: RunFigures) -> _Found:
         why = f"all rewards are {mean:.3g}: the tasks are too easy"
     else:
         why = f"every reward of the run is {mean:.3g}: the score ignores the answer"
-    return f"The last steps teach nothing: in {share:.0%} of the groups of the last steps all rewards are equal; {why}."
+    return f"The last steps teach nothing: in {share:.0%} of the groups all rewards are equal; {why}."
 
 
 def constant_pays(run: RunFigures) -> _Found:

@@ -34,9 +34,9 @@ class WarmStartConfig(BaseModel):
     """The file of demonstrations, JSONL. A line is a trajectory, as `agentrl play` records it, or chat: {"messages":
     [...], "tools": [...]}. Of chat, only the assistant's tokens are imitated."""
     steps: int = Field(1000, gt=0)
-    """The number of optimizer updates."""
+    """The number of optimizer updates. The default for `tiny` is 300."""
     batch_size: int = Field(32, gt=0)
-    """The number of demonstrations in a step. The demonstrations are shuffled again in each epoch."""
+    """The number of demonstrations in a step, for `tiny` 16. The demonstrations are shuffled again in each epoch."""
     learning_rate: float = Field(3e-3, gt=0)
     """The highest learning rate. For models other than `tiny` the default is 1e-5, or 1e-4 with LoRA. The learning rate
     rises linearly over the first 30 steps (over the first third of fewer than 90 steps), then falls along a cosine to a

@@ -224,7 +224,7 @@ def test_settings_and_their_defaults(make_config, demonstrations):
     assert [make_config(model=model).learning_rate for model in ("tiny", "Qwen/Qwen3-4B")] == [3e-4, 1e-5]
     assert make_config(lora={}, learning_rate=0.5).learning_rate == 0.5
     warm = make_config(model="tiny", lora={}, warm_start={"demonstrations": demonstrations}).warm_start
-    assert (warm.optimizer, warm.steps) == ("adamw", 300)
+    assert (warm.optimizer, warm.steps, warm.batch_size) == ("adamw", 300, 16)
     again = type(config).make(**json.loads(config.model_dump_json()))
     assert again == config
     for values, says in (

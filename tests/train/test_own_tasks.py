@@ -53,5 +53,5 @@ def test_a_run_that_finds_nothing_says_why(make_config, demonstrations):
     config = make_config(reward=f"{TOY}:same", warm_start=warm, steps=1, limits={"turns": 1, "max_tokens_per_turn": 6})
     train(config, console=console)
     said = console.file.getvalue()
-    assert "verdict              The last steps teach nothing: in 100% of the groups of the last steps all " in said
+    assert "verdict              The last steps teach nothing: in 100% of the groups all rewards are equal" in said
     assert "demonstrations have more turns than limits.turns=1" in said

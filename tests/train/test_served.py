@@ -178,7 +178,6 @@ class KillsItsServer(Trainer):
     for step 3."""
 
     requests = 0
-    has_killed = False
 
     def _open_engine(self, renderer):
         engine = super()._open_engine(renderer)
@@ -188,7 +187,6 @@ class KillsItsServer(Trainer):
         async def killed(*args, **request):
             self.requests += 1
             if self.is_due():
-                self.has_killed = True
                 kill_server()
             return await generate(*args, **request)
 
@@ -196,7 +194,7 @@ class KillsItsServer(Trainer):
         return engine
 
     def is_due(self):
-        return self.requests >= 5 and self.position.step == 1 and not self.has_killed and not self.config.staleness
+        return self.requests == 5 and self.position.step == 1 and not self.config.staleness
 
     async def step(self, step):
         self.requests = 0
