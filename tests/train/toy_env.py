@@ -178,12 +178,21 @@ class Pair(Toy):
 
 
 class Hanging(Toy):
-    """The tenth episode of a training run hangs, and in an evaluation the task 1."""
+    """The tenth episode of a training run hangs."""
 
     begun = count()
 
     async def reset(self, task):
-        stuck = task.id == "1" if task.split == "eval" else next(self.begun) == 9
-        if stuck:
+        if self.hangs(task):
             await Event().wait()
         return task.prompt
+
+    def hangs(self, task):
+        return next(self.begun) == 9
+
+
+class HangingEvaluation(Hanging):
+    """In an evaluation the task 1 hangs."""
+
+    def hangs(self, task):
+        return task.split == "eval" and task.id == "1"
