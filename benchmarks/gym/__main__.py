@@ -35,7 +35,7 @@ console = Console(highlight=False)
 ROOT = Path(__file__).resolve().parents[2]
 WEATHER = Path(agentrl.init.__file__).parent / "templates" / "tool"
 """The folder of README's Env."""
-EVAL_EVERY = 5
+EVAL_EVERY, EVAL_TASKS = 5, 100
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="KEY=VALUE")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at once (the number of cores)")
-    parser.add_argument("--steps", type=int, help="RL steps (the suite's)")
+    parser.add_argument("--steps", type=int, default=25, help="RL steps (25)")
     parser.add_argument("--gain", action="store_true", help="fail unless RL gains significantly on each task")
     args = parser.parse_args()
     tasks = [task for task in SUITE if not args.tasks or task.name in args.tasks]
@@ -83,7 +83,7 @@ def play(
     seeds: Sequence[int],
     changes: Sequence[list[str]],
     out: Path,
-    steps: int | None,
+    steps: int,
     jobs: int,
 ) -> dict[Key, Result | None]:
     """The results of all runs. A run that fails has None, and its log is named."""
@@ -107,7 +107,7 @@ def demonstrations(task: GymTask, out: Path) -> Path:
     return out / "demonstrations" / f"{task.name}.jsonl"
 
 
-def run(task: GymTask, seed: int, change: list[str], *, out: Path, steps: int | None) -> Result | None:
+def run(task: GymTask, seed: int, change: list[str], *, out: Path, steps: int) -> Result | None:
     """Train a task with a seed, or read the run that is done."""
     folder = out / ("_".join(change).replace("/", "-") or "defaults") / f"{task.name}-{seed}"
     if not (folder / "summary.json").exists():
@@ -116,7 +116,7 @@ def run(task: GymTask, seed: int, change: list[str], *, out: Path, steps: int | 
             words.append("--resume")
         else:
             words += [task.env, "--warm-start", demonstrations(task, out), "--seed", seed]
-            words += ["--steps", steps or task.steps]
+            words += ["--steps", steps, "--set", f"eval_tasks={EVAL_TASKS}"]
             words += [*limits(task), "--set", f"eval_every={EVAL_EVERY}", "--set", "checkpoint_every=20"]
             words += [part for setting in change for part in ("--set", setting)]
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Generator, Iterable
-from itertools import product
+from itertools import permutations, product
 from random import Random
 from typing import Any, Literal
 
@@ -73,7 +73,7 @@ class Calculator(Env):
 
     @classmethod
     def tasks(cls, config: object, split: Split) -> Iterable[Task]:
-        pairs = [(a, b) for a in range(10, 28) for b in range(3, 10)]
+        pairs = [(a, b) for a in range(10, 46) for b in range(3, 10)]
         for number, (a, b) in enumerate(pairs):
             if is_held_out(number + number // 7, split):
                 yield Task(prompt=f"{a} and {b}?", label=str(a + b), metadata={"a": a, "b": b}, seed=number)
@@ -124,7 +124,7 @@ class Form(Env):
     @classmethod
     def tasks(cls, config: object, split: Split) -> Iterable[Task]:
         rows = [(city, day, full) for city in CITIES for day in DAYS[:-1] for full in (False, True)]
-        for number, (city, day, full) in enumerate(rows * 7):
+        for number, (city, day, full) in enumerate(rows * 14):
             if is_held_out(number + number // len(rows), split):
                 metadata = {"city": city, "day": day, "full": full}
                 yield Task(prompt=f"Go {city}, {day} day. If full, a day later.", metadata=metadata, seed=number)
@@ -203,14 +203,12 @@ class Repair(Env):
 
     @classmethod
     def tasks(cls, config: object, split: Split) -> Iterable[Task]:
-        dice = Random("repair")
-        for number in range(90):
-            right, wrong = dice.sample(sorted(OPERATORS), 2)
-            a, b = dice.sample(range(2, 6), 2)
-            if len({OPERATORS[each](a, b) for each in OPERATORS}) < len(OPERATORS):
-                a, b = 3, 5
-            metadata = {"right": right, "wrong": wrong, "a": a, "b": b}
+        pairs = [(a, b) for a, b in permutations(range(2, 6), 2) if (a, b) != (4, 2)]  # 4 - 2 is the smaller one
+        rows = [(*signs, *pair) for signs in permutations(OPERATORS, 2) for pair in pairs]
+        Random("repair").shuffle(rows)
+        for number, (right, wrong, a, b) in enumerate(rows):
             if is_held_out(number, split):
+                metadata = {"right": right, "wrong": wrong, "a": a, "b": b}
                 value = OPERATORS[right](a, b)
                 yield Task(prompt=f"return a {wrong} b. Test: {a}, {b} is {value}.", metadata=metadata, seed=number)
 
