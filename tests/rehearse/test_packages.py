@@ -5,7 +5,6 @@ import subprocess
 import sys
 import sysconfig
 import threading
-from pathlib import Path
 
 import pytest
 
