@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Generator, Iterable
-from itertools import permutations, product
+from itertools import product
 from random import Random
 from typing import Any, Literal
 
@@ -203,12 +203,14 @@ class Repair(Env):
 
     @classmethod
     def tasks(cls, config: object, split: Split) -> Iterable[Task]:
-        pairs = [(a, b) for a, b in permutations(range(2, 6), 2) if (a, b) != (4, 2)]  # 4 - 2 is the smaller one
-        rows = [(*signs, *pair) for signs in permutations(OPERATORS, 2) for pair in pairs]
-        Random("repair").shuffle(rows)
-        for number, (right, wrong, a, b) in enumerate(rows):
+        dice = Random("repair")
+        for number in range(90):
+            right, wrong = dice.sample(sorted(OPERATORS), 2)
+            a, b = dice.sample(range(2, 6), 2)
+            if len({OPERATORS[each](a, b) for each in OPERATORS}) < len(OPERATORS):
+                a, b = 3, 5
+            metadata = {"right": right, "wrong": wrong, "a": a, "b": b}
             if is_held_out(number, split):
-                metadata = {"right": right, "wrong": wrong, "a": a, "b": b}
                 value = OPERATORS[right](a, b)
                 yield Task(prompt=f"return a {wrong} b. Test: {a}, {b} is {value}.", metadata=metadata, seed=number)
 

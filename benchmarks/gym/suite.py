@@ -37,7 +37,7 @@ SUITE = (
     _task("guess", "games", "Guess", turns=6, tokens=8, samples=8),
     _task("nim", "games", "Nim", turns=8, tokens=8, samples=6),
     _task("form", "lookups", "Form", turns=8, tokens=64, samples=6),
-    _task("repair", "lookups", "Repair", turns=5, tokens=24, samples=3),
+    _task("repair", "lookups", "Repair", turns=5, tokens=24, samples=7),
     _task("corridor", "games", "Corridor", turns=22, tokens=12, samples=24),
     _task("harvest", "games", "Harvest", turns=10, tokens=12, samples=8),
 )
