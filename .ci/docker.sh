@@ -9,7 +9,7 @@
 # run once more, alone (again.py): both runs are printed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-[ $# -ge 1 ] || set -- tests/sandbox tests/envs/coding tests/envs/agents -n 2
+[ $# -ge 1 ] || set -- tests/sandbox tests/envs/coding tests/envs/agents tests/hosts/test_killed.py -n 2
 
 missing=()
 for package in docker.io bubblewrap busybox-static openssh-server git patch procps python3-pytest; do

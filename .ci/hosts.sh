@@ -72,5 +72,5 @@ for host; do
     files=(tests/hosts/test_"$host"*.py)
     case $host in skyrl) files=(tests/hosts/test_skyrl.py) ;; esac
     AGENTRL_REQUIRE=$host OMP_WAIT_POLICY=passive \
-        "$python" .ci/again.py -k "$host" "${files[@]}" tests/hosts/test_table.py
+        "$python" .ci/again.py -k "$host" "${files[@]}" tests/hosts/test_table.py tests/hosts/test_killed.py
 done

@@ -135,14 +135,14 @@ def test_the_figures_are_in_the_text():
     [harm] = causes(read(PLANTED["harm"]))
     assert harm.text == (
         "The held-out reward fell from 0.875 (step 0) to 0.575 (step 20), on the same 40 tasks: -0.300 ± "
-        "0.144. Reinforcement harms: halve learning_rate (0.0003); the best weights are in the run folder, at best."
+        "0.191. Reinforcement harms: halve learning_rate (0.0003); the best weights are in the run folder, at best."
     )
     [pays] = causes(read(PLANTED["constant_pays"]))
     assert pays.text.startswith("40 of 64 answers of the last step are refusals, in 8 tasks, and earn 0.66")
     learned = verdicts(read({"steps": steps(RISING), "evaluations": [evaluation(0, 14), evaluation(12, 37)]}))
     assert str(learned[0]) == (
         "It learned: the held-out reward rose from 0.350 (step 0) to 0.925 (step 12), on the same 40 tasks: "
-        "+0.575 ± 0.155."
+        "+0.575 ± 0.206."
     )
     assert verdicts(RunFigures()) == causes(RunFigures(evaluations=FELL)) == []
 

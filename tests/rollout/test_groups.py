@@ -257,16 +257,26 @@ async def test_an_episode_that_nobody_rewarded_pays_for_its_bad_calls_too(render
     assert groups[2][0].reward_parts == {"bad_call_penalty": -0.5}
 
 
-class Aborting(Fake):
+class AbortsOnce(Fake):
+    """Aborts the first request of each episode after one token, as for new weights."""
+
     async def generate(self, input_ids, sampling_params, *, session_id="", rid=""):
-        return Generation(self.tokens[:1], [-0.5], "abort")
+        if session_id not in self.asked:
+            self.asked[session_id] = sampling_params
+            return Generation(self.tokens[:1], [-0.5], "abort")
+        return await super().generate(input_ids, sampling_params, session_id=session_id, rid=rid)
 
 
-async def test_an_aborted_episode_is_masked_as_the_hosts(renderer):
-    [[trajectory]] = await play(Aborting(renderer), renderer, n=1, group_size=1)
-
-    assert trajectory.stop is StopReason.ABORTED
-    assert trajectory.ledger.masked == {"host": 1}
+async def test_a_turn_that_the_engine_aborts_goes_on_also_in_an_evaluation(renderer):
+    engine = AbortsOnce(renderer)
+    groups = await play(engine, renderer, group_size=1)
+    async with EnvFactory(Echo) as envs:
+        evaluation = await evaluate(Rollout(envs=envs, engine=engine, renderer=renderer), tasks(3))
+    episodes = [*(episode for group in groups for episode in group), *evaluation.trajectories]
+    assert [episode.reward for episode in episodes] == [0.0, 1.0, 2.0] * 2
+    for episode in episodes:
+        assert (episode.stop, episode.ledger.masked) == (StopReason.DONE, {})
+        assert [token for action in episode.actions for token in action.tokens] == [engine.tokens[0], *engine.tokens]
 
 
 async def test_evaluation_is_greedy_and_leaves_failures_out_of_its_mean(renderer):

@@ -12,7 +12,6 @@ pytest.importorskip("PIL", reason="images need Pillow")
 
 from agentrl import EnvFactory, EpisodeOptions, Limits, Task, load_renderer  # noqa: E402
 from agentrl.engine.local import LocalEngine  # noqa: E402
-from agentrl.episode.options import EpisodeHooks  # noqa: E402
 from agentrl.image import Image  # noqa: E402
 from agentrl.models import load_model, load_tokenizer  # noqa: E402
 from agentrl.models.vision import load_vision  # noqa: E402
@@ -106,8 +105,7 @@ async def test_an_episode_that_the_engine_aborts_inside_a_turn_with_images_conti
     async with with_workers(WORKERS, setting.rollout, setting.order) as rollout:
         whole = await rollout.workers.play(task, params, "whole")
         setting.engine.three.clear()
-        hooks = EpisodeHooks(aborted=lambda: False)
-        playing = asyncio.create_task(rollout.workers.play(task, params, "cut", hooks=hooks))
+        playing = asyncio.create_task(rollout.workers.play(task, params, "cut"))
         await asyncio.wait_for(setting.engine.three.wait(), 60)
         await setting.engine.abort()
         cut = await playing

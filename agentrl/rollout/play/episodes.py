@@ -47,17 +47,9 @@ class NoLockstep:
 class RemotePlayer(Protocol):
     """Plays episodes in other processes; see `agentrl.rollout.play.remote`."""
 
-    async def play(
-        self,
-        task: Task,
-        params: SamplingParams,
-        session_id: str,
-        *,
-        hooks: EpisodeHooks | None = None,
-    ) -> Trajectory:
-        """Play an episode, as `play_episode` does. Of `hooks`, the worker only uses whether `aborted` is set. If set,
-        the episode continues after the engine aborts a request, as for new weights. If None, such an abort ends the
-        episode."""
+    async def play(self, task: Task, params: SamplingParams, session_id: str) -> Trajectory:
+        """Play an episode, as `play_episode` does without hooks. If the engine aborts a turn to load new weights, the
+        turn continues. The worker stops the episode when the driver drops it."""
         ...
 
 
@@ -104,6 +96,7 @@ async def play_episode(
 ) -> Trajectory:
     """Play an episode. After a failure of the environment, it is repeated as `rollout.failures` says.
 
+    Without `hooks` nobody stops the episode: if the engine aborts a turn to load new weights, the turn continues.
     Raises BugError for a bug, ConfigError, and InfraError if a failure ends the run.
     """
     return await _play_with_retry(rollout, task, params, session_id, NoLockstep(), hooks)
@@ -119,8 +112,8 @@ async def _play_with_retry(
 ) -> Trajectory:
     """Play an episode. After a failure of the environment, repeat the episode under another session id."""
     if rollout.workers is not None:
-        return await rollout.workers.play(task, params, session_id, hooks=hooks)
-    hooks = replace(hooks or EpisodeHooks(on_turn=note_turn), slots=rollout.phases)
+        return await rollout.workers.play(task, params, session_id)
+    hooks = replace(hooks or EpisodeHooks(aborted=_never, on_turn=note_turn), slots=rollout.phases)
 
     async def play(attempt: int) -> list[Trajectory]:
         return [await _play(rollout, task, params, _name_of(session_id, attempt), hooks)]
@@ -128,6 +121,11 @@ async def _play_with_retry(
     (trajectory,) = await with_retries(rollout.failures, play, lockstep.begin_again)
     _mask_invalid(trajectory)
     return trajectory
+
+
+def _never() -> bool:
+    """`EpisodeHooks.aborted` of a host that stops no episode."""
+    return False
 
 
 def _name_of(session_id: str, attempt: int) -> str:
@@ -230,7 +228,7 @@ async def play_seats(
         options=options,
         reward=reward,
         session_id=session_id,
-        hooks=EpisodeHooks(on_turn=partial(note_turn, session_id=session_id), slots=slots),
+        hooks=EpisodeHooks(aborted=_never, on_turn=partial(note_turn, session_id=session_id), slots=slots),
     )
     for trajectory in trajectories.values():
         trajectory.info["opponent"] = seating.opponent.name

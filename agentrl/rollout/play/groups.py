@@ -78,7 +78,7 @@ async def run_groups(
 
     Sampling seeds and session ids depend on (name, seed, step, group, member) alone. After a failure of the environment
     the episode is played again, as `rollout.failures` says. An episode whose last attempt fails has no reward, and is
-    masked as `env_failure`. An episode that the engine aborted is masked as `host`. `settle_rewards` settles rewards.
+    masked as `env_failure`. A turn that the engine aborts continues. `settle_rewards` settles rewards.
 
     With seats, a group holds the trajectory of each seat that the policy has, episode by episode. Members are numbered
     in this order. `rollout.opponents` have the other seats.

@@ -71,8 +71,6 @@ class _EpisodeRequest:
     task: Task
     params: SamplingParams
     session_id: str
-    outlives_aborts: bool = False
-    """Whether the episode continues after the engine aborts a request, as for new weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +119,12 @@ class EpisodeJob:
         share_images(request.task.prompt)
         try:
             with flying(request.session_id, request.task.id):
-                return await self._play(request, aborted)
+                hooks = EpisodeHooks(aborted=aborted, on_turn=note_turn)
+                return await play_episode(self.rollout, request.task, request.params, request.session_id, hooks=hooks)
         except BugError as exc:
             return _Bug(exc.failure, exc.session_id)
         finally:
             take_started(request.session_id)
-
-    async def _play(self, request: _EpisodeRequest, aborted: Callable[[], bool]) -> Trajectory:
-        hooks = EpisodeHooks(aborted=aborted if request.outlives_aborts else None, on_turn=note_turn)
-        return await play_episode(self.rollout, request.task, request.params, request.session_id, hooks=hooks)
 
     def status(self) -> Mapping[str, Mapping[str, JSON]]:
         return {session_id: flight.to_json() for session_id, flight in in_flight().items()}
@@ -145,20 +140,12 @@ class EpisodeWorkers:
     _playing: int = 0
     _watcher: asyncio.Task[None] | None = field(default=None, repr=False)
 
-    async def play(
-        self,
-        task: Task,
-        params: SamplingParams,
-        session_id: str,
-        *,
-        hooks: EpisodeHooks | None = None,
-    ) -> Trajectory:
+    async def play(self, task: Task, params: SamplingParams, session_id: str) -> Trajectory:
         """Play an episode in a worker. If two workers die during the episode, it counts as failed.
 
         Raises BugError for a bug, ConfigError for a task that cannot be sent, and the errors that end the workers.
         """
-        outlives_aborts = hooks is not None and hooks.aborted is not None
-        request = encoded(_EpisodeRequest(task, params, session_id, outlives_aborts), f"task {task.id or session_id}")
+        request = encoded(_EpisodeRequest(task, params, session_id), f"task {task.id or session_id}")
         with self._counted():
             try:
                 answer = await self.pool.play(request)
