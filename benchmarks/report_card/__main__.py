@@ -32,8 +32,24 @@ VENVS = {
     "neurogym": ["neurogym==2.3.1"],
     "gem": ["gem-llm==0.1.0", "pandas"],
     "skyrl": ["skyrl-gym==0.4.0"],
+    "core": [*GYMNASIUM, "reasoning-core==0.5.0", "popgym==1.0.7", "mazelib"],
+    "nemo_gym": [
+        *("--ignore-requires-python", "nemo-gym==0.7.0", "reasoning-gym==0.1.25", "gymnasium==1.1.1"),
+        *(
+            "openapi-schema-validator==0.6.3",
+            "xmltodict==1.0.2",
+            "tomli-w==1.2.0",
+            "toml",
+            "math-verify==0.8.0",
+            "rich",
+        ),
+        *("latex2sympy2_extended", "jsonschema", "editdistance", "jiwer", "whisper_normalizer", "rdkit", "scipy"),
+        *("pandas", "tiktoken", "langdetect", "immutabledict", "rouge-score", "defusedxml", "nltk"),
+    ],
 }
 """A virtual environment -> its packages, in addition to those of agentrl."""
+PYTHONS = {"nemo_gym": "3.13"}
+"""A virtual environment -> its Python, unless that is the command's. NeMo Gym names 3.13.14, and plays with 3.13.0."""
 SUITES = {
     "reasoning_gym": "text",
     "textarena": "text",
@@ -45,6 +61,9 @@ SUITES = {
     "ale": "grids",
     "pettingzoo": "seats",
     "neurogym": "neurogym",
+    "reasoning_core": "core",
+    "popgym": "core",
+    "nemo_gym": "nemo_gym",
     "planted": "",
 }
 """A suite -> its virtual environment. "" is the Python of the command."""
@@ -57,7 +76,8 @@ def installed(name: str) -> Path:
     folder, done = CACHE / name, CACHE / name / ".installed"
     if not done.exists():
         print(f"installing {name} into {folder}", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        python = PYTHONS.get(name, sys.executable)
+        subprocess.run([sys.executable, "-m", "uv", "venv", "--seed", "--python", python, folder], check=True)
         subprocess.run([folder / "bin" / "pip", "install", "--quiet", *BASE, *VENVS[name]], check=True)
         done.touch()
     return folder / "bin" / "python"

@@ -58,6 +58,11 @@ class Question:
         """Do nothing: a question has no resources."""
 
 
+def random_text(prompt: str, rng: Random) -> str:
+    """A word or a number of the prompt."""
+    return rng.choice([*prompt.split(), str(rng.randint(-9, 99))])
+
+
 def distinct(environments: Iterable[Environment]) -> list[Environment]:
     """An environment for each set of rules: the shortest name, and the last of several such names."""
     chosen: dict[str, Environment] = {}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache, partial
-from random import Random
 from typing import Any
 
 import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
-from benchmarks.report_card.environment import Environment, Question
+from benchmarks.report_card.environment import Environment, Question, random_text
 
 PACKAGES = ["reasoning-gym"]
 SIZE = 64
@@ -48,8 +47,3 @@ def _dataset(name: str) -> Any:
 def gold(name: str, seed: int) -> list[str]:
     answer = _dataset(name)[seed % SIZE]["answer"]
     return [] if answer is None else [str(answer)]
-
-
-def random_text(prompt: str, rng: Random) -> str:
-    """A word or a number of the prompt."""
-    return rng.choice([*prompt.split(), str(rng.randint(-9, 99))])
