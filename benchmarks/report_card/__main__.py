@@ -76,11 +76,16 @@ def installed(name: str) -> Path:
     folder, done = CACHE / name, CACHE / name / ".installed"
     if not done.exists():
         print(f"installing {name} into {folder}", flush=True)
-        python = PYTHONS.get(name, sys.executable)
-        subprocess.run([sys.executable, "-m", "uv", "venv", "--seed", "--python", python, folder], check=True)
+        python = _interpreter(PYTHONS[name]) if name in PYTHONS else sys.executable
+        subprocess.run([python, "-m", "venv", folder], check=True)
         subprocess.run([folder / "bin" / "pip", "install", "--quiet", *BASE, *VENVS[name]], check=True)
         done.touch()
     return folder / "bin" / "python"
+
+
+def _interpreter(version: str) -> str:
+    """The Python of a version, from pyenv or from PATH."""
+    return next(map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python")), f"python{version}")
 
 
 def play(suite: str, which: str, out: Path, python: Path) -> None:
