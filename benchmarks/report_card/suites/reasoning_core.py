@@ -1,5 +1,5 @@
-"""reasoning-core: each task is an environment of a single turn. A task gets its seed, and the global
-generators are seeded, too."""
+"""reasoning-core: each task is an environment of a single turn. A task draws from the global generators,
+which are seeded before each question."""
 
 from __future__ import annotations
 
@@ -52,4 +52,4 @@ _GOLDS: dict[tuple[str, int], Any] = {}
 def _made(name: str, seed: int) -> Any:
     random.seed(seed)
     np.random.seed(seed)
-    return reasoning_core.get_task(name, seed=seed).generate_example()
+    return reasoning_core.get_task(name).generate_example()
