@@ -33,22 +33,10 @@ VENVS = {
     "gem": ["gem-llm==0.1.0", "pandas"],
     "skyrl": ["skyrl-gym==0.4.0"],
     "core": [*GYMNASIUM, "reasoning-core==0.5.0", "popgym==1.0.7", "mazelib"],
-    "nemo_gym": [
-        *("--ignore-requires-python", "nemo-gym==0.7.0", "reasoning-gym==0.1.25", "gymnasium==1.1.1"),
-        *(
-            "openapi-schema-validator==0.6.3",
-            "xmltodict==1.0.2",
-            "tomli-w==1.2.0",
-            "toml",
-            "math-verify==0.8.0",
-            "rich",
-        ),
-        *("latex2sympy2_extended", "jsonschema", "editdistance", "jiwer", "whisper_normalizer", "rdkit", "scipy"),
-        *("pandas", "tiktoken", "langdetect", "immutabledict", "rouge-score", "defusedxml", "nltk"),
-    ],
+    "nemo_gym": ["--ignore-requires-python", "-r", str(Path(__file__).with_name("suites") / "nemo_gym.txt")],
 }
 """A virtual environment -> its packages, in addition to those of agentrl."""
-PYTHONS = {"nemo_gym": "3.13"}
+PYTHONS = {"nemo_gym": "python3.13"}
 """A virtual environment -> its Python, unless that is the command's. NeMo Gym names 3.13.14, and plays with 3.13.0."""
 SUITES = {
     "reasoning_gym": "text",
@@ -64,9 +52,8 @@ SUITES = {
     "reasoning_core": "core",
     "popgym": "core",
     "nemo_gym": "nemo_gym",
-    "planted": "",
 }
-"""A suite -> its virtual environment. "" is the Python of the command."""
+"""A suite -> its virtual environment."""
 PASSES = {"probe": "0", "hashed": "1", "check": "0"}
 """A pass -> its PYTHONHASHSEED."""
 
@@ -76,16 +63,10 @@ def installed(name: str) -> Path:
     folder, done = CACHE / name, CACHE / name / ".installed"
     if not done.exists():
         print(f"installing {name} into {folder}", flush=True)
-        python = _interpreter(PYTHONS[name]) if name in PYTHONS else sys.executable
-        subprocess.run([python, "-m", "venv", folder], check=True)
+        subprocess.run([PYTHONS.get(name, sys.executable), "-m", "venv", folder], check=True)
         subprocess.run([folder / "bin" / "pip", "install", "--quiet", *BASE, *VENVS[name]], check=True)
         done.touch()
     return folder / "bin" / "python"
-
-
-def _interpreter(version: str) -> str:
-    """The Python of a version, from pyenv or from PATH."""
-    return next(map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python")), f"python{version}")
 
 
 def play(suite: str, which: str, out: Path, python: Path) -> None:
@@ -108,8 +89,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.confirm:
         raise SystemExit(confirm(lambda suite: args.python or installed(SUITES[suite])))
-    for suite in () if args.page else args.suite or [name for name in SUITES if SUITES[name]]:
-        python = args.python or (installed(SUITES[suite]) if SUITES[suite] else Path(sys.executable))
+    for suite in () if args.page else args.suite or SUITES:
+        python = args.python or installed(SUITES[suite])
         for which in args.passes or PASSES:
             play(suite, which, args.out, python)
     if args.page:

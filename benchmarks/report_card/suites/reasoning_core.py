@@ -1,5 +1,6 @@
-"""reasoning-core: each task is an environment of a single turn. A task draws from the global generators,
-which are seeded before each question."""
+"""reasoning-core: a task is an environment of a single turn. Of the generated tasks, each sixteenth is played.
+
+A task draws from the global generators, which are seeded before each question."""
 
 from __future__ import annotations
 
@@ -17,39 +18,32 @@ from benchmarks.report_card.probe import untouched
 PACKAGES = ["reasoning-core"]
 
 
+GOLDS: dict[tuple[str, int], Any] = {}
+"""The questions of the right answers. They are not drawn again: a task may ignore the seed."""
+
+
 def environments() -> Iterator[Environment]:
-    for name in reasoning_core.list_tasks():
-        yield Environment(
-            name=name,
-            open=partial(opened, name),
-            move=random_text,
-            gold=partial(gold, name),
-            least=0.0,
-            most=1.0,
-            seeds=32,
-            turns=1,
-        )
+    one = partial(Environment, move=random_text, least=0.0, most=1.0, seeds=32, turns=1)
+    for name in (*reasoning_core.list_tasks(scope="generated")[::16], *reasoning_core.list_tasks()):
+        yield one(name=name, open=partial(Question, partial(asked, name), graded), gold=partial(gold, name))
 
 
-def opened(name: str) -> Question:
-    def ask(seed: int) -> tuple[str, Any]:
-        entry = _GOLDS.get((name, seed)) or untouched(lambda: _made(name, seed))
-        return entry.prompt, entry
+def asked(name: str, seed: int) -> tuple[str, Any]:
+    entry = GOLDS.get((name, seed)) or untouched(lambda: _made(name, seed))
+    return entry.prompt, entry
 
-    return Question(ask, lambda entry, text: float(reasoning_core.score_answer(text, entry)))
+
+def graded(entry: Any, text: str) -> float:
+    return float(reasoning_core.score_answer(text, entry))
 
 
 def gold(name: str, seed: int) -> list[str]:
-    """The answer of a question, which is not drawn again: a task may ignore its seed."""
-    if (name, seed) not in _GOLDS:
-        _GOLDS[name, seed] = untouched(lambda: _made(name, seed))
-    return [str(_GOLDS[name, seed].answer)]
-
-
-_GOLDS: dict[tuple[str, int], Any] = {}
+    if (name, seed) not in GOLDS:
+        GOLDS[name, seed] = untouched(lambda: _made(name, seed))
+    return [str(GOLDS[name, seed].answer)]
 
 
 def _made(name: str, seed: int) -> Any:
     random.seed(seed)
     np.random.seed(seed)
-    return reasoning_core.get_task(name).generate_example()
+    return reasoning_core.get_task(name).generate_example(timeout=60)  # a busy machine would get another question

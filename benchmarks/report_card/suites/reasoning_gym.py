@@ -16,17 +16,9 @@ SIZE = 64
 
 
 def environments() -> Iterator[Environment]:
+    one = partial(Environment, move=random_text, least=0.0, most=1.0, seeds=SIZE, turns=1)
     for name in DATASETS:
-        yield Environment(
-            name=name,
-            open=partial(opened, name),
-            move=random_text,
-            gold=partial(gold, name),
-            least=0.0,
-            most=1.0,
-            seeds=SIZE,
-            turns=1,
-        )
+        yield one(name=name, open=partial(opened, name), gold=partial(gold, name))
 
 
 def opened(name: str) -> Question:
