@@ -32,8 +32,12 @@ VENVS = {
     "neurogym": ["neurogym==2.3.1"],
     "gem": ["gem-llm==0.1.0", "pandas"],
     "skyrl": ["skyrl-gym==0.4.0"],
+    "core": [*GYMNASIUM, "reasoning-core==0.5.0", "popgym==1.0.7", "mazelib"],
+    "nemo_gym": ["--ignore-requires-python", "-r", str(Path(__file__).with_name("suites") / "nemo_gym.txt")],
 }
 """A virtual environment -> its packages, in addition to those of agentrl."""
+PYTHONS = {"nemo_gym": "python3.13"}
+"""A virtual environment -> its Python, unless that is the command's. NeMo Gym names 3.13.14, and plays with 3.13.0."""
 SUITES = {
     "reasoning_gym": "text",
     "textarena": "text",
@@ -45,9 +49,11 @@ SUITES = {
     "ale": "grids",
     "pettingzoo": "seats",
     "neurogym": "neurogym",
-    "planted": "",
+    "reasoning_core": "core",
+    "popgym": "core",
+    "nemo_gym": "nemo_gym",
 }
-"""A suite -> its virtual environment. "" is the Python of the command."""
+"""A suite -> its virtual environment."""
 PASSES = {"probe": "0", "hashed": "1", "check": "0"}
 """A pass -> its PYTHONHASHSEED."""
 
@@ -57,7 +63,7 @@ def installed(name: str) -> Path:
     folder, done = CACHE / name, CACHE / name / ".installed"
     if not done.exists():
         print(f"installing {name} into {folder}", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        subprocess.run([PYTHONS.get(name, sys.executable), "-m", "venv", folder], check=True)
         subprocess.run([folder / "bin" / "pip", "install", "--quiet", *BASE, *VENVS[name]], check=True)
         done.touch()
     return folder / "bin" / "python"
@@ -83,8 +89,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.confirm:
         raise SystemExit(confirm(lambda suite: args.python or installed(SUITES[suite])))
-    for suite in () if args.page else args.suite or [name for name in SUITES if SUITES[name]]:
-        python = args.python or (installed(SUITES[suite]) if SUITES[suite] else Path(sys.executable))
+    for suite in () if args.page else args.suite or SUITES:
+        python = args.python or installed(SUITES[suite])
         for which in args.passes or PASSES:
             play(suite, which, args.out, python)
     if args.page:

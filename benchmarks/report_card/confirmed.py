@@ -60,6 +60,12 @@ def false_alarms() -> list[tuple[str, str, str, str]]:
     return [(row["suite"], row["environment"], row["kind"], row["why"]) for row in _file()["false_alarms"]]
 
 
+def held_out() -> tuple[list[str], list[tuple[str, int, int]]]:
+    """The suites that the rules had not seen, and for each first sight: what was played, how many, false alarms."""
+    row = _file()["held_out"]
+    return row["suites"], [(time["what"], time["played"], time["alarms"]) for time in row["times"]]
+
+
 def confirm(python_of: Callable[[str], Path]) -> int:
     """Run each reproduction. Returns 1 if a reproduction no longer shows its defect, else 0."""
     gone = 0

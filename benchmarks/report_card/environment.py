@@ -37,8 +37,6 @@ class Environment:
     """The reward that counts as solved."""
     turns: int = 24
     seeds: int = 4
-    checked: bool = True
-    """Whether `agentrl check` plays the environment, too."""
 
 
 class Question:
@@ -58,6 +56,11 @@ class Question:
         """Do nothing: a question has no resources."""
 
 
+def random_text(prompt: str, rng: Random) -> str:
+    """A word or a number of the prompt."""
+    return rng.choice([*prompt.split(), str(rng.randint(-9, 99))])
+
+
 def distinct(environments: Iterable[Environment]) -> list[Environment]:
     """An environment for each set of rules: the shortest name, and the last of several such names."""
     chosen: dict[str, Environment] = {}
@@ -70,10 +73,15 @@ def distinct(environments: Iterable[Environment]) -> list[Environment]:
 
 def suite_environments(suite: str) -> Iterable[Environment]:
     """All environments of a suite, opened where the suite is installed."""
-    environments: Iterable[Environment] = import_module(f"benchmarks.report_card.suites.{suite}").environments()
+    environments: Iterable[Environment] = _module(suite).environments()
     return environments
 
 
 def suite_packages(suite: str) -> Sequence[str]:
-    packages: Sequence[str] = import_module(f"benchmarks.report_card.suites.{suite}").PACKAGES
+    packages: Sequence[str] = _module(suite).PACKAGES
     return packages
+
+
+def _module(suite: str) -> Any:
+    """A module of suites/, or any other by its dotted name."""
+    return import_module(suite if "." in suite else f"benchmarks.report_card.suites.{suite}")

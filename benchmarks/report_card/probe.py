@@ -36,6 +36,8 @@ NEARLY = 0.66
 """A constant answer that earns this share of the right answers' reward is reported."""
 IDLE = 0.05
 """Doing nothing, or refusing, that earns this share is reported."""
+FEW = 16
+"""Of fewer questions than these, a constant answer may be right for most by chance."""
 NOOP, REFUSAL = "I do nothing.", "I cannot help with that."
 GENERAL = ("0", "1", "Yes", "No", "True", "False", "A", "[]", "[0]", "{}", " ")
 RUBBISH = (
@@ -293,9 +295,9 @@ class Probe:
         general = GENERAL if self._golds else ()
         return [*dict.fromkeys((*self.environment.constants, *common, *few, *others, *general))]
 
-    def _mean_of(self, text: str) -> float | None:
+    def _mean_of(self, text: str, seeds: Iterable[int] = ()) -> float | None:
         rewards = []
-        for seed in self._golds or self._seeds():
+        for seed in seeds or self._golds or self._seeds():
             if self._is_late():
                 break
             try:
@@ -312,11 +314,19 @@ class Probe:
             reward = figures.get(name)
             if reward is not None and reward > 0 and (not isfinite(gold) or reward >= IDLE * gold):
                 self._find("idle paid", f"{NOOP if name == 'noop' else REFUSAL!r} earns {reward:g} on average")
-        if isfinite(gold) and gold > 0 and earned >= NEARLY * gold:
+        if isfinite(gold) and gold > 0 and earned >= NEARLY * gold and self._stays(best, NEARLY * gold):
             self._find(
                 "constant paid",
                 f"the constant answer {best!r:.60} earns {earned:g} on average, the right answers {gold:g}",
             )
+
+    def _stays(self, text: str, least: float) -> bool:
+        """Whether a constant answer is paid for further seeds, too: the best of many may be right by chance."""
+        if 0 < self.figures.get("gold_n", 0) < FEW:
+            return False
+        self._until = time.process_time() + STAGE_S
+        fresh = self._mean_of(text, range(1001, 1065))
+        return fresh is None or fresh >= least
 
     def _rubbish(self) -> None:
         """Texts that no game expects, at the first turn and in the middle."""

@@ -43,7 +43,7 @@ def probed(suite: str, environment: Environment, tell: Tell) -> Row:
     probe = Probe(environment, tell)
     try:
         probe.run()
-    except (Exception, HangError) as exc:  # noqa: BLE001 - any code may run in there
+    except (Exception, HangError, SystemExit) as exc:  # noqa: BLE001 - any code may run in there
         if not probe.figures:
             return {"excluded": where(exc)}
         probe.findings[f"crash {type(exc).__name__}"] = where(exc)

@@ -14,16 +14,17 @@ from benchmarks.report_card import confirmed, page, probe, worker
 from benchmarks.report_card.environment import suite_environments
 
 ROOT = Path(__file__).parents[2]
-PLANTED = {each.name: each for each in suite_environments("planted")}
+SUITE = "tests.benchmarks.planted"
+PLANTED = {each.name: each for each in suite_environments(SUITE)}
 
 
 def findings(name: str) -> dict[str, str]:
-    row = worker.probed("planted", PLANTED[name], lambda stage: None)
+    row = worker.probed(SUITE, PLANTED[name], lambda stage: None)
     return row["findings"]
 
 
 def test_a_healthy_environment_has_no_finding() -> None:
-    row = worker.probed("planted", PLANTED["healthy"], lambda stage: None)
+    row = worker.probed(SUITE, PLANTED["healthy"], lambda stage: None)
     assert row["findings"] == {}
     assert (row["figures"]["gold"], row["figures"]["gold_n"], row["figures"]["refusal"]) == (1.0, 20, 0.0)
 
@@ -47,7 +48,7 @@ def test_an_ignored_seed_and_a_wrong_range_are_found() -> None:
 
 def test_a_hang_is_found_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "STEP_S", 0.1)
-    row = worker.probed("planted", PLANTED["endless"], lambda stage: None)
+    row = worker.probed(SUITE, PLANTED["endless"], lambda stage: None)
     assert "hang" in row.get("findings", {}) or "HangError" in row["excluded"]
 
 
@@ -72,12 +73,12 @@ def test_a_process_that_never_ends_is_a_finding() -> None:
 
 @pytest.mark.thorough
 def test_a_command_that_was_stopped_goes_on(tmp_path: Path) -> None:
-    """Both passes of the healthy environment, by the command. A row that is there is not played again."""
-    rows = tmp_path / "planted.probe.jsonl"
+    """A pass of the healthy environment. A row that is there is not played again."""
+    rows = tmp_path / f"{SUITE}.probe.jsonl"
     done = [{"name": name, "rules": name, "excluded": "done before"} for name in PLANTED if name != "healthy"]
     rows.write_text("".join(json.dumps(row) + "\n" for row in done))
-    command = [sys.executable, "-m", "benchmarks.report_card", "--out", str(tmp_path), "--suite", "planted"]
-    subprocess.run([*command, "--pass", "probe"], check=True, cwd=ROOT, capture_output=True)
+    command = [sys.executable, "-m", "benchmarks.report_card.worker", SUITE, str(tmp_path), "probe"]
+    subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
     lines = [json.loads(line) for line in rows.read_text().splitlines()]
     assert [line["name"] for line in lines] == [*(row["name"] for row in done), "healthy"]
     assert lines[-1]["findings"] == {}
@@ -85,9 +86,9 @@ def test_a_command_that_was_stopped_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_agentrl_check_finds_the_constant_answer() -> None:
-    [mistake] = worker.checked("planted", PLANTED["often"], lambda stage: None)["check"]
+    [mistake] = worker.checked(SUITE, PLANTED["often"], lambda stage: None)["check"]
     assert "a constant answer earns 0." in mistake
-    assert worker.checked("planted", PLANTED["healthy"], lambda stage: None)["check"] == []
+    assert worker.checked(SUITE, PLANTED["healthy"], lambda stage: None)["check"] == []
 
 
 def test_a_finding_without_a_cause_is_not_on_the_page() -> None:

@@ -84,4 +84,5 @@ async def main() -> None:
     await asyncio.gather(*(uvicorn.Server(config).serve() for config in configs))
 
 
-asyncio.run(main())
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -27,14 +27,8 @@ def environments() -> list[Environment]:
 def _registered() -> Iterator[Environment]:
     for name, spec in ENV_REGISTRY.items():
         if name.startswith("game:"):
-            yield Environment(
-                name=name,
-                rules=str(spec.entry_point),
-                open=partial(opened, name),
-                move=Mover(name),
-                least=-1.0,
-                most=1.0,
-            )
+            rules, opens = str(spec.entry_point), partial(opened, name)
+            yield Environment(name=name, rules=rules, open=opens, move=Mover(name), least=-1.0, most=1.0)
 
 
 def opened(name: str) -> Game:

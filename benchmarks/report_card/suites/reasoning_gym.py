@@ -4,30 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache, partial
-from random import Random
 from typing import Any
 
 import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
-from benchmarks.report_card.environment import Environment, Question
+from benchmarks.report_card.environment import Environment, Question, random_text
 
 PACKAGES = ["reasoning-gym"]
 SIZE = 64
 
 
 def environments() -> Iterator[Environment]:
+    one = partial(Environment, move=random_text, least=0.0, most=1.0, seeds=SIZE, turns=1)
     for name in DATASETS:
-        yield Environment(
-            name=name,
-            open=partial(opened, name),
-            move=random_text,
-            gold=partial(gold, name),
-            least=0.0,
-            most=1.0,
-            seeds=SIZE,
-            turns=1,
-        )
+        yield one(name=name, open=partial(opened, name), gold=partial(gold, name))
 
 
 def opened(name: str) -> Question:
@@ -48,8 +39,3 @@ def _dataset(name: str) -> Any:
 def gold(name: str, seed: int) -> list[str]:
     answer = _dataset(name)[seed % SIZE]["answer"]
     return [] if answer is None else [str(answer)]
-
-
-def random_text(prompt: str, rng: Random) -> str:
-    """A word or a number of the prompt."""
-    return rng.choice([*prompt.split(), str(rng.randint(-9, 99))])

@@ -1,4 +1,4 @@
-"""Environments with planted defects, and a healthy one. The tests of the report card play them."""
+"""Environments with planted defects, and a healthy one: a suite for the tests of the report card."""
 
 from __future__ import annotations
 
