@@ -55,8 +55,8 @@ class RewardChange:
         return self._beyond(self.before - self.after)
 
     def __str__(self) -> str:
-        """Such as `from 0.875 (step 0) to 0.575 (step 40), on the same 40 tasks: -0.300 ± 0.143`. A change is more than
-        chance outside this interval."""
+        """Such as `from 0.875 (step 0) to 0.575 (step 40), on the same 40 tasks: -0.300 ± 0.191`. A difference up to
+        the last number counts as chance."""
         tasks = f", on the same {self.tasks} tasks" if self.tasks else ""
         change = f"{self.after - self.before:+.3f} ± {self.errors * self.error:.3f}"
         return f"from {self.before:.3f} (step {self.since}) to {self.after:.3f} (step {self.until}){tasks}: {change}"
