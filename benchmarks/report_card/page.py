@@ -186,7 +186,7 @@ environments were confirmed by hand. Each has a reproduction without agentrl, an
 these environments to everyone; the page is meant to save them and you an afternoon.
 
 - {tried} were tried; the others need data, keys, another Python or images, or are broken. `agentrl check` also played
-  {checked} of some families only.
+  {checked}, all of a few families.
 - One player takes all seats of a game. NLTK's data, which TextArena needs, was replaced by Debian's words.
 - A size or another form of an observation is no environment of its own. The same game in two suites counts twice.
 - False alarms at first sight, of families that the rules had never seen (goal 1 %):
