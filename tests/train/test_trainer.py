@@ -490,8 +490,11 @@ def test_an_engine_that_disagrees_a_little_is_a_warning(make_config):
     console = quiet()
     train(make_config(numerics={"warn": 1e-12}), console=console)
 
-    assert console.file.getvalue().count("warning: step 1: trainer and engine differ by") == 1
-    assert "step 2: trainer and engine" not in console.file.getvalue()
+    # One short episode is compared before the step; its difference is exactly 0 on some processors.
+    assert re.findall(r"warning: (.*): trainer and engine differ", console.file.getvalue()) in (
+        ["step 1"],
+        ["step 1, before it is trained"],
+    )
 
 
 async def test_each_segment_is_a_row_with_its_episodes_advantage(make_config):
