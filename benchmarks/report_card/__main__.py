@@ -33,6 +33,8 @@ VENVS = {
     "gem": ["gem-llm==0.1.0", "pandas"],
     "skyrl": ["skyrl-gym==0.4.0"],
     "core": [*GYMNASIUM, "reasoning-core==0.5.0", "popgym==1.0.7", "mazelib"],
+    "plans": ["chuk-puzzles-gym==0.10.3", "pddlgym==0.0.7"],
+    "kaggle": ["kaggle-environments==1.33.2"],
     "nemo_gym": ["--ignore-requires-python", "-r", str(Path(__file__).with_name("suites") / "nemo_gym.txt")],
 }
 """A virtual environment -> its packages, in addition to those of agentrl."""
@@ -52,6 +54,9 @@ SUITES = {
     "reasoning_core": "core",
     "popgym": "core",
     "nemo_gym": "nemo_gym",
+    "chuk_puzzles": "plans",
+    "pddlgym": "plans",
+    "kaggle": "kaggle",
 }
 """A suite -> its virtual environment."""
 PASSES = {"probe": "0", "hashed": "1", "check": "0"}

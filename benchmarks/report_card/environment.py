@@ -61,6 +61,11 @@ def random_text(prompt: str, rng: Random) -> str:
     return rng.choice([*prompt.split(), str(rng.randint(-9, 99))])
 
 
+def legal_action(prompt: str, rng: Random) -> str:
+    """One of the actions that the prompt's last line lists."""
+    return rng.choice(prompt.rpartition("Legal actions: ")[2].split() or ["none"])
+
+
 def distinct(environments: Iterable[Environment]) -> list[Environment]:
     """An environment for each set of rules: the shortest name, and the last of several such names."""
     chosen: dict[str, Environment] = {}

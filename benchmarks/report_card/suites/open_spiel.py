@@ -14,7 +14,7 @@ from typing import Any
 import pyspiel
 
 from agentrl_envs.adapters.games import GameTurn
-from benchmarks.report_card.environment import Environment
+from benchmarks.report_card.environment import Environment, legal_action
 
 PACKAGES = ["open-spiel"]
 
@@ -65,7 +65,3 @@ class Spiel:
         if state.is_terminal():
             return f"The game ends. Returns: {state.returns()}"
         return f"{state}\nLegal actions: {' '.join(map(str, state.legal_actions()))}"
-
-
-def legal_action(prompt: str, rng: Random) -> str:
-    return rng.choice(prompt.rpartition("Legal actions: ")[2].split())

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
-from random import Random
 from typing import Any
 
 import numpy as np
 
 from agentrl_envs.adapters.games import GameTurn
-from benchmarks.report_card.environment import Environment
+from benchmarks.report_card.environment import Environment, legal_action
 
 PACKAGES = ["pettingzoo"]
 CLASSIC = (
@@ -31,7 +30,7 @@ def environments() -> Iterator[Environment]:
     for package, names in (("pettingzoo.classic", CLASSIC), ("mpe2", PARTICLES)):
         for name in names:
             yield Environment(
-                name=name, open=partial(Seats, package, name), move=allowed, reads_text=False, turns=60, seeds=4
+                name=name, open=partial(Seats, package, name), move=legal_action, reads_text=False, turns=60, seeds=4
             )
 
 
@@ -72,7 +71,3 @@ class Seats:
         seen = observed["observation"] if isinstance(observed, dict) else observed
         numbers = np.asarray(seen, dtype=float).round(5).ravel().tolist()
         return f"{env.agent_selection}: {numbers}\nLegal actions: {' '.join(map(str, self._legal()))}"
-
-
-def allowed(prompt: str, rng: Random) -> str:
-    return rng.choice(prompt.rpartition("Legal actions: ")[2].split())

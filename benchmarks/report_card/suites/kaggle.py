@@ -1,0 +1,105 @@
+"""kaggle-environments: games for several seats, OpenSpiel's among them. One player takes all seats in turn.
+
+A turn is the JSON of an action, or else a text. The game goes on when each active seat has an action. The reward is the
+first seat's: Kaggle's is a total, and a seat that forfeits has none.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache, partial
+from math import inf
+from random import Random
+from typing import Any
+
+import numpy as np
+from kaggle_environments import core
+from kaggle_environments.utils import structify
+
+from agentrl_envs.adapters.games import GameTurn
+from benchmarks.report_card.environment import Environment
+
+PACKAGES = ["kaggle-environments"]
+
+
+def environments() -> Iterator[Environment]:
+    for name in sorted({*core.environments, *core._lazy_environments}):
+        with suppress(Exception):  # a package is missing: `Match` raises
+            core._resolve_lazy(name)
+        reward = core.environments.get(name, {}).get("specification", {}).get("reward") or {}
+        bounds = reward.get("enum", [reward.get("minimum", -inf), reward.get("maximum", inf)])
+        game, move = partial(Match, name), partial(as_random_agent, name)
+        yield Environment(name=name, open=game, move=move, least=min(bounds), most=max(bounds), turns=40)
+
+
+def made(name: str, seed: int) -> Any:
+    """A game with as few seats as there are, but two or more. Without a parameter for the seed, the game draws from the
+    global generators."""
+    known = core.environments[name]["specification"]["configuration"] if name in core.environments else {}
+    given: dict[str, Any] = {key: seed for key in ("seed", "randomSeed") if key in known}
+    if not given:
+        random.seed(seed)
+        np.random.seed(seed)
+    if "includeLegalActions" in known:
+        given["includeLegalActions"] = True
+    env = core.make(name, configuration=given)
+    seats = len(env.configuration.get("agents", ())) or min(n for n in env.specification.agents if n > 1)
+    if seats != len(env.state):
+        env.reset(seats)
+    return env
+
+
+class Match:
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.players = len(made(name, 1).state)
+
+    def begin(self, seed: int) -> str:
+        self._env, self._earned, self._given = made(self._name, seed), 0.0, dict[int, Any]()
+        return self._shown()
+
+    def answer(self, text: str) -> GameTurn:
+        try:
+            self._given[self._seat()] = json.loads(text)
+        except (ValueError, RecursionError):
+            self._given[self._seat()] = text
+        if self._seat() >= 0:
+            return GameTurn(self._shown())
+        self._env.step([self._given.get(seat) for seat in range(self.players)])
+        self._given = {}
+        total = self._env.state[0].reward
+        reward = 0.0 if total is None else total - self._earned
+        self._earned += reward
+        return GameTurn("The game ends." if self._env.done else self._shown(), reward, self._env.done)
+
+    def close(self) -> None:
+        """Do nothing: the games have no resources."""
+
+    def _seat(self) -> int:
+        """The seat whose turn it is; -1 if all have an action."""
+        active = (seat for seat, state in enumerate(self._env.state) if state.status == "ACTIVE")
+        return next((seat for seat in active if seat not in self._given), -1)
+
+    def _shown(self) -> str:
+        return json.dumps(self._env._Environment__get_shared_state(self._seat()).observation, default=str)
+
+
+@cache
+def _example(name: str) -> Any:
+    return made(name, 1)
+
+
+def as_random_agent(name: str, prompt: str, rng: Random) -> str:
+    """The move of the random agent that the environment brings along, or else the default action."""
+    env = _example(name)
+    random.seed(rng.random())
+    np.random.seed(rng.randrange(1 << 31))
+    agents = env.agents or {}
+    agent = agents.get("random") or agents.get("random_agent")
+    if agent is None:
+        return json.dumps(env.specification.action.get("default"))
+    given = [structify(json.loads(prompt)), env.configuration]
+    return json.dumps(agent(*given[: agent.__code__.co_argcount]), default=lambda value: value.tolist())
