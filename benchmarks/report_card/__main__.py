@@ -3,7 +3,7 @@
     python -m benchmarks.report_card --out FOLDER           # all suites: 40 minutes of a core, 3 GB in .cache
     python -m benchmarks.report_card --out FOLDER --suite textarena
     python -m benchmarks.report_card --confirm              # only the reproductions of the defects
-    python -m benchmarks.report_card --out FOLDER --page               # writes docs/report-card.md from FOLDER
+    python -m benchmarks.report_card --out FOLDER --page    # writes docs/report-card.md from FOLDER
 
 Each environment runs in a process of its own. A line of FOLDER/SUITE.PASS.jsonl is an environment that is done, so a
 command that was stopped goes on from there. Three passes: `probe` plays by the suite's API, `hashed` plays the first
@@ -17,6 +17,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from benchmarks.report_card.confirmed import confirm
 from benchmarks.report_card.page import write_page
@@ -24,40 +27,8 @@ from benchmarks.report_card.page import write_page
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "report_card"
 BASE = ["aiohttp", "docstring-parser", "jinja2", "pydantic", "pyyaml", "rich", "transformers", "typer"]
-GYMNASIUM = ["gymnasium==1.4.0", "numpy<2.3"]
-VENVS = {
-    "text": ["reasoning-gym==0.1.25", "textarena==0.7.4", "nltk", "open-spiel==2.0.2"],
-    "grids": [*GYMNASIUM, "minigrid==3.2.0", "ale-py==0.12.1", "box2d==2.3.10", "pygame", "mujoco==4.0.0"],
-    "seats": [*GYMNASIUM, "pettingzoo[classic]==1.27.0"],
-    "neurogym": ["neurogym==2.3.1"],
-    "gem": ["gem-llm==0.1.0", "pandas"],
-    "skyrl": ["skyrl-gym==0.4.0"],
-    "core": [*GYMNASIUM, "reasoning-core==0.5.0", "popgym==1.0.7", "mazelib"],
-    "plans": ["chuk-puzzles-gym==0.10.3", "pddlgym==0.0.7"],
-    "kaggle": ["kaggle-environments==1.33.2"],
-    "nemo_gym": ["--ignore-requires-python", "-r", str(Path(__file__).with_name("suites") / "nemo_gym.txt")],
-}
-"""A virtual environment -> its packages, in addition to those of agentrl."""
-PYTHONS = {"nemo_gym": "python3.13"}
-"""A virtual environment -> its Python, unless that is the command's. NeMo Gym names 3.13.14, and plays with 3.13.0."""
-SUITES = {
-    "reasoning_gym": "text",
-    "textarena": "text",
-    "open_spiel": "text",
-    "gem": "gem",
-    "skyrl_gym": "skyrl",
-    "gymnasium": "grids",
-    "minigrid": "grids",
-    "ale": "grids",
-    "pettingzoo": "seats",
-    "neurogym": "neurogym",
-    "reasoning_core": "core",
-    "popgym": "core",
-    "nemo_gym": "nemo_gym",
-    "chuk_puzzles": "plans",
-    "pddlgym": "plans",
-    "kaggle": "kaggle",
-}
+VENVS: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("venvs.yaml").read_text(encoding="utf-8"))
+SUITES = {suite: name for name, venv in VENVS.items() for suite in venv["suites"]}
 """A suite -> its virtual environment."""
 PASSES = {"probe": "0", "hashed": "1", "check": "0"}
 """A pass -> its PYTHONHASHSEED."""
@@ -68,8 +39,12 @@ def installed(name: str) -> Path:
     folder, done = CACHE / name, CACHE / name / ".installed"
     if not done.exists():
         print(f"installing {name} into {folder}", flush=True)
-        subprocess.run([PYTHONS.get(name, sys.executable), "-m", "venv", folder], check=True)
-        subprocess.run([folder / "bin" / "pip", "install", "--quiet", *BASE, *VENVS[name]], check=True)
+        subprocess.run([VENVS[name].get("python", sys.executable), "-m", "venv", folder], check=True)
+        subprocess.run(
+            [folder / "bin" / "pip", "install", "--quiet", *BASE, *VENVS[name]["packages"]],
+            cwd=Path(__file__).with_name("suites"),
+            check=True,
+        )
         done.touch()
     return folder / "bin" / "python"
 

@@ -15,6 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "report-card.md"
 RESULTS = ROOT / "benchmarks" / "results" / "report_card.jsonl"
 """A line for each environment of the page."""
+HEAD = Path(__file__).with_name("head.md")
+"""The page's first lines, with names for the figures."""
 SIMPLE = ("hashed", "check")
 
 
@@ -121,7 +123,7 @@ def _page(read: list[Card], known: list[Defect], of_defect: Mapping[str, list[Ca
     wrong = sum(_count(name) for _, name, *_ in alarms)
     suites, times = held_out()
     others = wrong - sum(alarms_of for _, _, alarms_of in times)
-    head = _HEAD.format(
+    head = HEAD.read_text(encoding="utf-8").format(
         played=len(played),
         tried=len(read),
         checked=sum(card.checked for card in played),
@@ -178,28 +180,6 @@ def _table(read: list[Card], of_defect: Mapping[str, list[Card]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-_HEAD = """# A report card of RL environments
-
-{played} environments of the package registry, each with rules of its own, played by scripted players: random moves, no
-move, a refusal, constant answers, the right answers and texts that no game expects. {defects} defects in {hit}
-environments were confirmed by hand. Each has a reproduction without agentrl, and the way to fix it. The authors gave
-these environments to everyone; the page is meant to save them and you an afternoon.
-
-- {tried} were tried; the others need data, keys, another Python or images, or are broken. `agentrl check` also played
-  {checked}, all of a few families.
-- One player takes all seats of a game. NLTK's data, which TextArena needs, was replaced by Debian's words.
-- A size or another form of an observation is no environment of its own. The same game in two suites counts twice.
-- False alarms at first sight, of families that the rules had never seen (goal 1 %):
-{held}
-- The other families had {others}, {share:.1f} %. The [causes](#false-alarms) of all are mended; 0 are left.
-- NeMo Gym asks for Python 3.13.14, and was played with 3.13.0.
-- Versions: {versions}.
-
-Play all again. The passes took {minutes:.0f} minutes of a core, without the installation:
-
-    python -m benchmarks.report_card --out FOLDER
-    python -m benchmarks.report_card --confirm
-"""
 _NOTES = """
 ## By design
 

@@ -97,9 +97,7 @@ def as_random_agent(name: str, prompt: str, rng: Random) -> str:
     env = _example(name)
     random.seed(rng.random())
     np.random.seed(rng.randrange(1 << 31))
-    agents = env.agents or {}
-    agent = agents.get("random") or agents.get("random_agent")
-    if agent is None:
-        return json.dumps(env.specification.action.get("default"))
+    agent = next((env.agents[each] for each in ("random", "random_agent") if each in (env.agents or ())), None)
     given = [structify(json.loads(prompt)), env.configuration]
-    return json.dumps(agent(*given[: agent.__code__.co_argcount]), default=lambda value: value.tolist())
+    action = agent(*given[: agent.__code__.co_argcount]) if agent else env.specification.action.get("default")
+    return json.dumps(action, default=lambda value: value.tolist())

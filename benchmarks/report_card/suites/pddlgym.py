@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -17,19 +16,17 @@ PACKAGES = ["pddlgym"]
 
 
 def environments() -> list[Environment]:
-    return distinct(_registered())
-
-
-def _registered() -> Iterator[Environment]:
     """Domains of the same name differ in their problems, or in the form of the actions."""
-    named = re.compile(r"\(domain\s+([^\s)]+?)\d*\s*\)", re.IGNORECASE)
-    for name, spec in gym.envs.registry.items():
-        if spec.entry_point == "pddlgym.core:PDDLEnv" and not name.endswith("Test-v0"):
-            found = named.search(Path(spec.kwargs["domain_file"]).read_text())
-            rules, opened = found[1].lower() if found else name, partial(Plan, name)
-            yield Environment(
-                name=name, rules=rules, open=opened, move=legal_action, least=0.0, most=1.0, reads_text=False
-            )
+    specs = [spec for spec in gym.envs.registry.values() if spec.entry_point == "pddlgym.core:PDDLEnv"]
+    one = partial(Environment, move=legal_action, least=0.0, most=1.0, reads_text=False)
+    names = [(spec.id, _domain(spec.kwargs["domain_file"])) for spec in specs if not spec.id.endswith("Test-v0")]
+    return distinct(one(name=name, rules=domain, open=partial(Plan, name)) for name, domain in names)
+
+
+def _domain(file: str) -> str:
+    """The domain's name without a number at the end."""
+    found = re.search(r"\(domain\s+([^\s)]+?)\d*\s*\)", Path(file).read_text(), re.IGNORECASE)
+    return found[1].lower() if found else file
 
 
 class Plan:
