@@ -50,14 +50,10 @@ def defects() -> list[Defect]:
     return [Defect(**row) for row in _file()["defects"]]
 
 
-def by_design() -> list[tuple[str, str, str, str]]:
-    """Findings that are true, but no defects: suite, environment, kind, and the reason."""
-    return [(row["suite"], row["environment"], row["kind"], row["why"]) for row in _file()["by_design"]]
-
-
-def false_alarms() -> list[tuple[str, str, str, str]]:
-    """Findings that are wrong, in the same form."""
-    return [(row["suite"], row["environment"], row["kind"], row["why"]) for row in _file()["false_alarms"]]
+def listed(kind: str) -> list[tuple[str, str, str, str]]:
+    """Findings that are no defects: suite, environment, kind, and the reason. Those `by_design` are true, and the
+    `false_alarms` are wrong."""
+    return [(row["suite"], row["environment"], row["kind"], row["why"]) for row in _file()[kind]]
 
 
 def held_out() -> tuple[list[str], list[tuple[str, int, int]]]:

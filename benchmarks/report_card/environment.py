@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from math import inf
 from random import Random
 from typing import Any, TypeAlias
 
 from agentrl_envs.adapters.games import Game, GameTurn
 
+SUITES = "benchmarks.report_card.suites"
 Move: TypeAlias = Callable[[str, Random], str]
 """A random player: reads an observation, and returns its turn."""
 
@@ -88,5 +90,6 @@ def suite_packages(suite: str) -> Sequence[str]:
 
 
 def _module(suite: str) -> Any:
-    """A module of suites/, or any other by its dotted name."""
-    return import_module(suite if "." in suite else f"benchmarks.report_card.suites.{suite}")
+    """A module of suites/, a family of gymnasium's registry, or any other module by its dotted name."""
+    name = suite if "." in suite else f"{SUITES}.{suite}"
+    return import_module(name) if find_spec(name) else import_module(f"{SUITES}.gymnasium").Family(suite)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report_card.confirmed import Defect, by_design, defects, false_alarms, held_out
+from benchmarks.report_card.confirmed import Defect, defects, held_out, listed
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "report-card.md"
@@ -69,20 +69,16 @@ def _merge(card: Card, hashed: Mapping[str, Any], checked: Mapping[str, Any]) ->
 def explained(card: Card, known: Iterable[Defect]) -> tuple[list[Defect], dict[str, str]]:
     """The defects of an environment, and the findings that no defect explains."""
     causes, rest = list[Defect](), dict[str, str]()
-    listed = {(suite, name, kind) for suite, name, kind, _ in (*by_design(), *false_alarms())}
+    others = {(suite, name, kind) for suite, name, kind, _ in (*listed("by_design"), *listed("false_alarms"))}
     findings = {**card.findings, **({"excluded": card.excluded} if card.excluded else {})}
     known = list(known)
     for kind, text in findings.items():
         cause = next((each for each in known if each.explains(card.suite, card.name, kind)), None)
         if cause is not None and cause not in causes:
             causes.append(cause)
-        elif cause is None and not _is_listed(listed, card, kind):
+        elif cause is None and not any((card.suite, name, kind) in others for name in (card.name, "*")):
             rest[kind] = text
     return causes, rest
-
-
-def _is_listed(listed: set[tuple[str, str, str]], card: Card, kind: str) -> bool:
-    return any((card.suite, name, kind) in listed for name in (card.name, "*"))
 
 
 def write_page(folder: Path) -> None:
@@ -119,7 +115,7 @@ def _page(read: list[Card], known: list[Defect], of_defect: Mapping[str, list[Ca
     shown = [defect for defect in known if of_defect[defect.id] or defect.environments]
     hit = {(card.suite, card.name) for cards_of in of_defect.values() for card in cards_of}
     versions = dict(sorted({pair for card in read for pair in card.versions.items()}))
-    alarms = false_alarms()
+    alarms = listed("false_alarms")
     wrong = sum(_count(name) for _, name, *_ in alarms)
     suites, times = held_out()
     others = wrong - sum(alarms_of for _, _, alarms_of in times)
@@ -139,7 +135,7 @@ def _page(read: list[Card], known: list[Defect], of_defect: Mapping[str, list[Ca
     minor = [defect for defect in shown if defect.minor]
     parts = [head, "\n## Defects\n", *(_entry(defect, of_defect[defect.id]) for defect in serious)]
     parts += ["\n## Unlikely texts\n", *(_entry(defect, of_defect[defect.id]) for defect in minor)] if minor else []
-    parts += [_NOTES, *(f"- {suite}, {name}: {why}\n" for suite, name, _, why in by_design())]
+    parts += [_NOTES, *(f"- {suite}, {name}: {why}\n" for suite, name, _, why in listed("by_design"))]
     parts += ["\n## False alarms\n", *(f"- {suite}, {name}: {why}\n" for suite, name, _, why in alarms)]
     return "\n".join(part.rstrip("\n") for part in parts) + "\n\n" + _table(read, of_defect)
 

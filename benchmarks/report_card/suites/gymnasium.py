@@ -1,25 +1,50 @@
-"""gymnasium's registry, by agentrl's adapter: an action is a number, or JSON."""
+"""gymnasium's registry, by agentrl's adapter: an action is a number, or JSON. A family of families.yaml is a suite."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from importlib import import_module
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import gymnasium
+import yaml
 
 from agentrl_envs.adapters.games import Game
 from agentrl_envs.adapters.gymnasium import Gymnasium, GymnasiumConfig
 from benchmarks.report_card.environment import Environment, distinct
 
 PACKAGES: Sequence[str] = ["gymnasium"]
+FAMILIES = yaml.safe_load(Path(__file__).with_name("families.yaml").read_text(encoding="utf-8"))
 
 
 def environments() -> list[Environment]:
     return distinct(registered(spec for spec in gymnasium.registry.values() if spec.namespace is None))
+
+
+class Family:
+    """A suite of families.yaml."""
+
+    def __init__(self, name: str) -> None:
+        self._row = FAMILIES[name]
+        self.PACKAGES: Sequence[str] = self._row["packages"]
+
+    def environments(self) -> list[Environment]:
+        row = self._row
+        module = import_module(row["imports"])
+        if "calls" in row:
+            getattr(module, row["calls"])()
+        specs = [
+            spec for spec in gymnasium.registry.values() if re.match(row["names"], f"{spec.id} {spec.entry_point}")
+        ]
+        rules = (lambda spec: str(spec.kwargs[row["rules"]])) if "rules" in row else entry_point
+        found = distinct(registered(specs, row.get("options"), rules))
+        return [replace(each, **row.get("settings", {})) for each in found]
 
 
 def entry_point(spec: Any) -> str:
