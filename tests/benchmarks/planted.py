@@ -31,6 +31,7 @@ def environments() -> Iterator[Environment]:
     yield questions("often", Often, _often)
     yield Environment(name="dice", open=Dice, move=lambda prompt, rng: "roll", least=0.0, most=1.0)
     yield Environment(name="endless", open=Endless, move=lambda prompt, rng: "go")
+    yield Environment(name="seldom", open=Seldom, move=lambda prompt, rng: "go")
 
 
 def _sum(seed: int) -> int:
@@ -91,3 +92,10 @@ class Endless(Dice):
     def answer(self, text: str) -> GameTurn:
         while True:
             pass
+
+
+class Seldom(Dice):
+    """Draws from the global generator, and seldom shows the draw."""
+
+    def answer(self, text: str) -> GameTurn:
+        return GameTurn(str(random.random() < 0.3), done=True)
