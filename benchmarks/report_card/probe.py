@@ -30,6 +30,8 @@ Speak: TypeAlias = Callable[[str], str | None]
 """A player: reads an observation, and returns its turn, or None to stop."""
 STEP_S = 10
 """Seconds of a processor that a single call of an environment may take."""
+FIRST = 4
+"""The first call of a kind may take this many times longer: a suite may compile, or load data."""
 STAGE_S = 2.0
 """Seconds of a processor after which a stage takes no further turn."""
 NEARLY = 0.66
@@ -50,6 +52,10 @@ _WITHIN = ("", "x", "-1", "999", "²", "1.5", " ", "a a a")
 
 class HangError(BaseException):
     """A call took too long. No `except Exception` of an environment stops it."""
+
+
+class PlayerError(BaseException):
+    """The suite's random player raised, so the connection is wrong, not the environment."""
 
 
 @dataclass(slots=True)
@@ -79,6 +85,8 @@ class Probe:
         self._golds: dict[int, Sequence[str]] = {}
         self._first: list[Played] = []
         self._opened: Game | None = None
+        self._called = set[str]()
+        """The kinds of calls that the environment has answered."""
         self._said: str | None = None
         """The last text of a player. None before the first: the environment cannot be opened."""
 
@@ -138,11 +146,18 @@ class Probe:
 
     def _random(self, seed: int) -> Speak:
         rng = Random(f"player {seed}")
-        return lambda heard: untouched(lambda: self.environment.move(heard, rng))
+
+        def speak(heard: str) -> str:
+            try:
+                return str(untouched(lambda: self.environment.move(heard, rng)))
+            except Exception as exc:
+                raise PlayerError(f"the random player raises {where(exc)}") from exc
+
+        return speak
 
     def _play(self, seed: int, speak: Speak, game: Game | None = None) -> Played:
         game, played = game or self._open(), Played(seed)
-        observed = timed(lambda: game.begin(seed))
+        observed = self._timed("begin", lambda: game.begin(seed))
         played.answers.append(observed)
         while not played.done and len(played.texts) < self.environment.turns and not played.cut:
             if (text := speak(observed)) is None:
@@ -154,11 +169,16 @@ class Probe:
         return played
 
     def _open(self) -> Game:
-        return timed(self.environment.open)
+        return self._timed("open", self.environment.open)
+
+    def _timed(self, kind: str, call: Callable[[], Any]) -> Any:
+        result = timed(call, 1 if kind in self._called else FIRST)
+        self._called.add(kind)
+        return result
 
     def _answer(self, game: Game, played: Played) -> str:
         text = self._said = played.texts[-1]
-        turn = timed(lambda: game.answer(text))
+        turn = self._timed("answer", lambda: game.answer(text))
         self._number(turn.reward, text)
         played.answers.append(turn.text)
         played.rewards.append(0.0 if isinstance(turn.reward, str) else float(turn.reward or 0.0))
@@ -400,14 +420,14 @@ def saying(texts: Iterable[str]) -> Speak:
     return lambda heard: next(rest, None)
 
 
-def timed(call: Callable[[], Any]) -> Any:
-    """Call with a time limit. Raises HangError."""
+def timed(call: Callable[[], Any], times: int = 1) -> Any:
+    """Call with a limit of some times STEP_S. Raises HangError."""
 
     def ring(*_: object) -> None:
         raise HangError
 
     before = signal.signal(signal.SIGPROF, ring)
-    signal.setitimer(signal.ITIMER_PROF, STEP_S)  # the time of a processor: a busy machine makes nothing hang
+    signal.setitimer(signal.ITIMER_PROF, times * STEP_S)  # the time of a processor: a busy machine makes nothing hang
     try:
         return call()
     finally:

@@ -28,10 +28,10 @@ from agentrl.render.base import Renderer
 from agentrl.testing import tiny_renderer
 from benchmarks.report_card.env import CardConfig, CardEnv, gold
 from benchmarks.report_card.environment import Environment, suite_environments, suite_packages
-from benchmarks.report_card.probe import HangError, Probe, Tell, where
+from benchmarks.report_card.probe import HangError, PlayerError, Probe, Tell, where
 
 Row: TypeAlias = dict[str, Any]
-CPU_S = 60
+CPU_S = 120
 """Seconds of a processor for an environment."""
 WALL_S = 600.0
 CHECKS = ("tasks", "lifecycle", "prompt", "players", "state", "determinism", "leaks", "reward", "robustness", "sizes")
@@ -43,7 +43,7 @@ def probed(suite: str, environment: Environment, tell: Tell) -> Row:
     probe = Probe(environment, tell)
     try:
         probe.run()
-    except (Exception, HangError, SystemExit) as exc:  # noqa: BLE001 - any code may run in there
+    except (Exception, HangError, PlayerError, SystemExit) as exc:  # noqa: BLE001 - any code may run in there
         if not probe.figures:
             return {"excluded": where(exc)}
         probe.findings[f"crash {type(exc).__name__}"] = where(exc)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from random import Random
 from typing import ClassVar
@@ -31,6 +32,9 @@ def environments() -> Iterator[Environment]:
     yield questions("often", Often, _often)
     yield Environment(name="dice", open=Dice, move=lambda prompt, rng: "roll", least=0.0, most=1.0)
     yield Environment(name="endless", open=Endless, move=lambda prompt, rng: "go")
+    yield Environment(name="compiled", open=Compiled, move=lambda prompt, rng: "go")
+    yield Environment(name="slow", open=Slow, move=lambda prompt, rng: "go")
+    yield Environment(name="misread", open=Compiled, move=lambda prompt, rng: prompt[99])
     yield Environment(name="seldom", open=Seldom, move=lambda prompt, rng: "go")
 
 
@@ -99,3 +103,28 @@ class Seldom(Dice):
 
     def answer(self, text: str) -> GameTurn:
         return GameTurn(str(random.random() < 0.3), done=True)
+
+
+class Compiled(Dice):
+    """Needs a quarter of a second for the first episode of the process."""
+
+    is_new = True
+
+    def begin(self, seed: int) -> str:
+        if self.is_new:
+            began = time.process_time()
+            while time.process_time() < began + 0.25:
+                pass
+        Compiled.is_new = False
+        return "Go."
+
+    def answer(self, text: str) -> GameTurn:
+        return GameTurn("", done=True)
+
+
+class Slow(Compiled):
+    """Needs a quarter of a second for each episode."""
+
+    @property
+    def is_new(self) -> bool:
+        return True

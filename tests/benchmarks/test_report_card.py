@@ -57,6 +57,18 @@ def test_a_hang_is_found_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row["findings"].keys() == {"hang"}
 
 
+def test_a_slow_first_call_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A suite may compile at the first call. A call that is slow each time is a hang."""
+    monkeypatch.setattr(probe, "STEP_S", 0.1)
+    assert findings("compiled") == {}
+    assert findings("slow").keys() == {"hang"}
+
+
+def test_a_player_that_raises_is_no_crash_of_the_environment() -> None:
+    row = worker.probed(SUITE, PLANTED["misread"], lambda stage: None)
+    assert row["excluded"].startswith("PlayerError: the random player raises IndexError: string index out of range")
+
+
 def test_a_process_that_dies_is_a_finding_with_its_stage() -> None:
     def dies(tell):
         tell("rubbish")

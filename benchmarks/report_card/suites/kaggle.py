@@ -98,6 +98,6 @@ def as_random_agent(name: str, prompt: str, rng: Random) -> str:
     random.seed(rng.random())
     np.random.seed(rng.randrange(1 << 31))
     agent = next((env.agents[each] for each in ("random", "random_agent") if each in (env.agents or ())), None)
-    given = [structify(json.loads(prompt)), env.configuration]
+    given = [structify(json.loads(prompt)), structify(env.configuration)]  # an agent may change both
     action = agent(*given[: agent.__code__.co_argcount]) if agent else env.specification.action.get("default")
     return json.dumps(action, default=lambda value: value.tolist())
