@@ -78,8 +78,9 @@ class Played:
 class Probe:
     """All checks of an environment. `findings` maps the kind of a defect to a sentence."""
 
-    def __init__(self, environment: Environment, tell: Tell) -> None:
-        self.environment, self._tell = environment, tell
+    def __init__(self, environment: Environment, tell: Tell, turns: Iterable[tuple[int, Sequence[str]]] = ()) -> None:
+        """Play these turns of seeds first, or else random ones."""
+        self.environment, self._tell, self._turns = environment, tell, dict(turns)
         self.findings: dict[str, str] = {}
         self.figures: dict[str, Any] = {}
         self._golds: dict[int, Sequence[str]] = {}
@@ -107,6 +108,10 @@ class Probe:
             with self._stage(name):
                 stage()
 
+    def turns(self) -> list[tuple[int, list[str]]]:
+        """The turns of the first episodes."""
+        return [(played.seed, played.texts) for played in self._first]
+
     def digest(self) -> str:
         """A digest of the first random episodes. Raises whatever the environment raises."""
         self._play_first()
@@ -114,9 +119,10 @@ class Probe:
 
     def _play_first(self) -> None:
         with self._stage("random"):
-            for seed in self._seeds(4):
+            for seed in self._turns or self._seeds(4):
                 try:
-                    self._first.append(self._play(seed, self._random(seed)))
+                    speak = saying(self._turns[seed]) if self._turns else self._random(seed)
+                    self._first.append(self._play(seed, speak))
                 except Exception as exc:
                     if self._said is None:
                         raise

@@ -15,9 +15,9 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -31,6 +31,8 @@ from benchmarks.report_card.environment import Environment, suite_environments, 
 from benchmarks.report_card.probe import HangError, PlayerError, Probe, Tell, where
 
 Row: TypeAlias = dict[str, Any]
+Turns: TypeAlias = Sequence[tuple[int, Sequence[str]]]
+"""The turns of episodes, each with its seed."""
 CPU_S = 120
 """Seconds of a processor for an environment."""
 WALL_S = 600.0
@@ -47,12 +49,12 @@ def probed(suite: str, environment: Environment, tell: Tell) -> Row:
         if not probe.figures:
             return {"excluded": where(exc)}
         probe.findings[f"crash {type(exc).__name__}"] = where(exc)
-    return {"findings": probe.findings, "figures": probe.figures}
+    return {"findings": probe.findings, "figures": probe.figures, "turns": probe.turns()}
 
 
-def hashed(suite: str, environment: Environment, tell: Tell) -> Row:
-    """Play only the first episodes, in a process with another PYTHONHASHSEED."""
-    return {"digest": Probe(environment, tell).digest()}
+def hashed(suite: str, environment: Environment, tell: Tell, turns: Turns = ()) -> Row:
+    """Play only the first episodes, in a process with another PYTHONHASHSEED. `turns` are those of the probe."""
+    return {"digest": Probe(environment, tell, turns).digest()}
 
 
 def checked(suite: str, environment: Environment, tell: Tell) -> Row:
@@ -83,7 +85,7 @@ def _inputs(suite: str, environment: Environment) -> CheckInputs:
     )
 
 
-PASSES: dict[str, Callable[[str, Environment, Tell], Row]] = {"probe": probed, "hashed": hashed, "check": checked}
+PASSES: dict[str, Callable[..., Row]] = {"probe": probed, "hashed": hashed, "check": checked}
 
 
 @cache
@@ -140,12 +142,17 @@ def _child(call: Callable[[Tell], Row], reads: int, writes: int) -> None:
         os._exit(code)
 
 
+def _rows(path: Path) -> dict[str, Row]:
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {row["name"]: row for row in map(json.loads, lines)}
+
+
 def main() -> None:
     suite, folder, which, *names = sys.argv[1:]
     warnings.simplefilter("ignore")
     path = Path(folder) / f"{suite}.{which}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    done = {json.loads(line)["name"] for line in path.read_text().splitlines()} if path.exists() else set()
+    done, probes = _rows(path), _rows(path.with_name(f"{suite}.probe.jsonl"))
     environments = [each for each in suite_environments(suite) if each.name not in done]
     if which == "check":
         _renderer()
@@ -154,7 +161,10 @@ def main() -> None:
         if names and environment.name not in names:
             continue
         began = os.times()
-        row = isolated(lambda tell, each=environment: PASSES[which](suite, each, tell), WALL_S)  # type: ignore[misc]
+        call = partial(PASSES[which], suite, environment)
+        if which == "hashed":  # the probe's turns: the random player of a suite may ignore its generator
+            call = partial(call, turns=probes.get(environment.name, {}).get("turns", ()))
+        row = isolated(call, WALL_S)
         used = os.times()
         cpu = used.children_user + used.children_system - began.children_user - began.children_system
         row = {"name": environment.name, "rules": environment.rules or environment.name, **row, "versions": versions}

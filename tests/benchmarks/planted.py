@@ -35,6 +35,7 @@ def environments() -> Iterator[Environment]:
     yield Environment(name="compiled", open=Compiled, move=lambda prompt, rng: "go")
     yield Environment(name="slow", open=Slow, move=lambda prompt, rng: "go")
     yield Environment(name="misread", open=Compiled, move=lambda prompt, rng: prompt[99])
+    yield Environment(name="whim", open=Echo, move=lambda prompt, rng: str(random.SystemRandom().random()))
     yield Environment(name="seldom", open=Seldom, move=lambda prompt, rng: "go")
 
 
@@ -128,3 +129,10 @@ class Slow(Compiled):
     @property
     def is_new(self) -> bool:
         return True
+
+
+class Echo(Dice):
+    """Healthy: shows the turn."""
+
+    def answer(self, text: str) -> GameTurn:
+        return GameTurn(text, done=True)

@@ -69,6 +69,13 @@ def test_a_player_that_raises_is_no_crash_of_the_environment() -> None:
     assert row["excluded"].startswith("PlayerError: the random player raises IndexError: string index out of range")
 
 
+def test_another_hash_seed_gets_the_turns_of_the_probe() -> None:
+    """The random player of a suite may ignore its generator."""
+    row = worker.probed(SUITE, PLANTED["whim"], lambda stage: None)
+    again = worker.hashed(SUITE, PLANTED["whim"], lambda stage: None, json.loads(json.dumps(row["turns"])))
+    assert again["digest"] == row["figures"]["digest"]
+
+
 def test_a_process_that_dies_is_a_finding_with_its_stage() -> None:
     def dies(tell):
         tell("rubbish")

@@ -87,14 +87,12 @@ class Match:
         return json.dumps(self._env._Environment__get_shared_state(self._seat()).observation, default=str)
 
 
-@cache
-def _example(name: str) -> Any:
-    return made(name, 1)
+example = cache(partial(made, seed=1))
 
 
 def as_random_agent(name: str, prompt: str, rng: Random) -> str:
     """The move of the random agent that the environment brings along, or else the default action."""
-    env = _example(name)
+    env = example(name)
     random.seed(rng.random())
     np.random.seed(rng.randrange(1 << 31))
     agent = next((env.agents[each] for each in ("random", "random_agent") if each in (env.agents or ())), None)
