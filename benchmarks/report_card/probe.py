@@ -28,9 +28,9 @@ from benchmarks.report_card.environment import Environment
 Tell: TypeAlias = Callable[[str], object]
 Speak: TypeAlias = Callable[[str], str | None]
 """A player: reads an observation, and returns its turn, or None to stop."""
-STEP_S = 10
+STEP_S = 30
 """Seconds of a processor that a single call of an environment may take."""
-FIRST = 4
+FIRST = 2
 """The first call of a kind may take this many times longer: a suite may compile, or load data."""
 STAGE_S = 2.0
 """Seconds of a processor after which a stage takes no further turn."""
