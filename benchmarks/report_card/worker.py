@@ -33,7 +33,7 @@ from benchmarks.report_card.probe import HangError, PlayerError, Probe, Tell, wh
 Row: TypeAlias = dict[str, Any]
 Turns: TypeAlias = Sequence[tuple[int, Sequence[str]]]
 """The turns of episodes, each with its seed."""
-CPU_S = 120
+CPU_S = 300
 """Seconds of a processor for an environment."""
 WALL_S = 600.0
 CHECKS = ("tasks", "lifecycle", "prompt", "players", "state", "determinism", "leaks", "reward", "robustness", "sizes")
