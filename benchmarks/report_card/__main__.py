@@ -40,11 +40,8 @@ def installed(name: str) -> Path:
     if not done.exists():
         print(f"installing {name} into {folder}", flush=True)
         subprocess.run([VENVS[name].get("python", sys.executable), "-m", "venv", folder], check=True)
-        subprocess.run(
-            [folder / "bin" / "pip", "install", "--quiet", *BASE, *VENVS[name]["packages"]],
-            cwd=Path(__file__).with_name("suites"),
-            check=True,
-        )
+        command = [folder / "bin" / "pip", "install", "--quiet", *BASE, *VENVS[name]["packages"]]
+        subprocess.run(command, cwd=Path(__file__).with_name("suites"), check=True)
         done.touch()
     return folder / "bin" / "python"
 

@@ -51,8 +51,7 @@ def defects() -> list[Defect]:
 
 
 def listed(kind: str) -> list[tuple[str, str, str, str]]:
-    """Findings that are no defects: suite, environment, kind, and the reason. Those `by_design` are true, and the
-    `false_alarms` are wrong."""
+    """Findings, either true ones `by_design` or `false_alarms`: suite, environment, kind, and the reason."""
     return [(row["suite"], row["environment"], row["kind"], row["why"]) for row in _file()[kind]]
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from math import inf
+from pathlib import Path
 from random import Random
 from typing import Any, TypeAlias
 
@@ -87,6 +89,12 @@ def suite_environments(suite: str) -> Iterable[Environment]:
 def suite_packages(suite: str) -> Sequence[str]:
     packages: Sequence[str] = _module(suite).PACKAGES
     return packages
+
+
+def rows(path: Path) -> dict[str, dict[str, Any]]:
+    """The rows of a pass, by the environments' names."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return {row["name"]: row for row in map(json.loads, lines)}
 
 
 def _module(suite: str) -> Any:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report_card.confirmed import Defect, defects, held_out, listed
+from benchmarks.report_card.environment import rows
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "report-card.md"
@@ -17,7 +18,6 @@ RESULTS = ROOT / "benchmarks" / "results" / "report_card.jsonl"
 """A line for each environment of the page."""
 HEAD = Path(__file__).with_name("head.md")
 """The page's first lines, with names for the figures."""
-SIMPLE = ("hashed", "check")
 
 
 @dataclass(slots=True)
@@ -39,19 +39,14 @@ def cards(folder: Path) -> list[Card]:
     read: list[Card] = []
     for path in sorted(folder.glob("*.probe.jsonl")):
         suite = path.name.partition(".")[0]
-        others = {which: _rows(folder / f"{suite}.{which}.jsonl") for which in SIMPLE}
-        for name, row in _rows(path).items():
+        others = {which: rows(folder / f"{suite}.{which}.jsonl") for which in ("hashed", "check")}
+        for name, row in rows(path).items():
             card = Card(suite, name, row.get("excluded", ""), row.get("findings", {}), row.get("figures", {}))
             card.versions, card.cpu_s = row["versions"], row["cpu_s"]
             if not card.excluded:
                 _merge(card, others["hashed"].get(name, {}), others["check"].get(name, {}))
             read.append(card)
     return read
-
-
-def _rows(path: Path) -> dict[str, Mapping[str, Any]]:
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return {row["name"]: row for row in map(json.loads, lines)}
 
 
 def _merge(card: Card, hashed: Mapping[str, Any], checked: Mapping[str, Any]) -> None:

@@ -84,7 +84,7 @@ class Probe:
         self.findings: dict[str, str] = {}
         self.figures: dict[str, Any] = {}
         self._golds: dict[int, Sequence[str]] = {}
-        self._first: list[Played] = []
+        self.first: list[Played] = []
         self._opened: Game | None = None
         self._called = set[str]()
         """The kinds of calls that the environment has answered."""
@@ -94,10 +94,10 @@ class Probe:
     def run(self) -> None:
         """Raises whatever the environment raises if it cannot be played at all."""
         self._play_first()
-        if not self._first:  # the first call of all takes too long
+        if not self.first:  # the first call of all takes too long
             return
-        self.figures["digest"] = digest(self._first)
-        self.figures["random"] = round(mean(played.reward for played in self._first), 4)
+        self.figures["digest"] = digest(self.first)
+        self.figures["random"] = round(mean(played.reward for played in self.first), 4)
         for name, stage in (
             ("repeated", self._repeated),
             ("together", self._together),
@@ -108,29 +108,25 @@ class Probe:
             with self._stage(name):
                 stage()
 
-    def turns(self) -> list[tuple[int, list[str]]]:
-        """The turns of the first episodes."""
-        return [(played.seed, played.texts) for played in self._first]
-
     def digest(self) -> str:
         """A digest of the first random episodes. Raises whatever the environment raises."""
         self._play_first()
-        return digest(self._first)
+        return digest(self.first)
 
     def _play_first(self) -> None:
         with self._stage("random"):
             for seed in self._turns or self._seeds(4):
                 try:
                     speak = saying(self._turns[seed]) if self._turns else self._random(seed)
-                    self._first.append(self._play(seed, speak))
+                    self.first.append(self._play(seed, speak))
                 except Exception as exc:
                     if self._said is None:
                         raise
                     self._raised(exc, self._said)
                 if self._is_late():
                     break
-            if not self._first:
-                self._first.append(self._play(1, saying([NOOP])))
+            if not self.first:
+                self.first.append(self._play(1, saying([NOOP])))
 
     def _seeds(self, most: int = 1 << 30) -> range:
         return range(1, 1 + min(most, self.environment.seeds))
@@ -208,10 +204,10 @@ class Probe:
 
     def _repeated(self) -> None:
         """The same seed and turns, in a new game, with other global random numbers; then in the same game again."""
-        if any(self._drifts(first, [1234 + first.seed]) for first in self._first[:2]) or self._is_late():
+        if any(self._drifts(first, [1234 + first.seed]) for first in self.first[:2]) or self._is_late():
             return
         game = self._open()
-        first = self._first[0]
+        first = self.first[0]
         self._play(first.seed, saying(first.texts), game)
         reset = self._play(first.seed, saying(first.texts), game)
         if differ(first, reset) and not self._drifts(first):
@@ -229,9 +225,9 @@ class Probe:
 
     def _together(self) -> None:
         """Two games whose turns alternate."""
-        if len(self._first) < 2 or "not deterministic" in self.findings or self.environment.turns == 1:
+        if len(self.first) < 2 or "not deterministic" in self.findings or self.environment.turns == 1:
             return
-        alone = self._first[:2]
+        alone = self.first[:2]
         for separate in (False, True):
             both = self._alternated(alone, separate)
             differing = [(a, b) for a, b in zip(alone, both, strict=True) if differ(a, b)]
@@ -367,7 +363,7 @@ class Probe:
             for before in (0, 2):
                 if self._is_late():
                     return
-                turns = [*self._first[0].texts[:before], text, text]
+                turns = [*self.first[0].texts[:before], text, text]
                 if len(turns) - 1 > self.environment.turns and before:
                     continue
                 try:
@@ -382,7 +378,7 @@ class Probe:
         self._find(f"crash {type(exc).__name__}", f"the text {text!r:.60} raises {where(exc)}")
 
     def _texts(self) -> list[str]:
-        forms = [*dict.fromkeys(re.findall(r"\[[^\[\]\n]{1,24}\]", str(self._first[0].answers[0])))][:3]
+        forms = [*dict.fromkeys(re.findall(r"\[[^\[\]\n]{1,24}\]", str(self.first[0].answers[0])))][:3]
         filled = [f"[{within}]" for within in _WITHIN]
         words = [re.sub(r"\d+|(?<=\s)\w+(?=\])", within, form) for form in forms for within in _WITHIN if within]
         return [*dict.fromkeys((*RUBBISH, *filled, *words))]

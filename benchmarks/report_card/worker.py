@@ -27,12 +27,10 @@ from agentrl.check import CheckInputs, check
 from agentrl.render.base import Renderer
 from agentrl.testing import tiny_renderer
 from benchmarks.report_card.env import CardConfig, CardEnv, gold
-from benchmarks.report_card.environment import Environment, suite_environments, suite_packages
+from benchmarks.report_card.environment import Environment, rows, suite_environments, suite_packages
 from benchmarks.report_card.probe import HangError, PlayerError, Probe, Tell, where
 
 Row: TypeAlias = dict[str, Any]
-Turns: TypeAlias = Sequence[tuple[int, Sequence[str]]]
-"""The turns of episodes, each with its seed."""
 CPU_S = 300
 """Seconds of a processor for an environment."""
 WALL_S = 600.0
@@ -49,10 +47,11 @@ def probed(suite: str, environment: Environment, tell: Tell) -> Row:
         if not probe.figures:
             return {"excluded": where(exc)}
         probe.findings[f"crash {type(exc).__name__}"] = where(exc)
-    return {"findings": probe.findings, "figures": probe.figures, "turns": probe.turns()}
+    turns = [(played.seed, played.texts) for played in probe.first]
+    return {"findings": probe.findings, "figures": probe.figures, "turns": turns}
 
 
-def hashed(suite: str, environment: Environment, tell: Tell, turns: Turns = ()) -> Row:
+def hashed(suite: str, environment: Environment, tell: Tell, turns: Sequence[Any] = ()) -> Row:
     """Play only the first episodes, in a process with another PYTHONHASHSEED. `turns` are those of the probe."""
     return {"digest": Probe(environment, tell, turns).digest()}
 
@@ -142,17 +141,12 @@ def _child(call: Callable[[Tell], Row], reads: int, writes: int) -> None:
         os._exit(code)
 
 
-def _rows(path: Path) -> dict[str, Row]:
-    lines = path.read_text().splitlines() if path.exists() else []
-    return {row["name"]: row for row in map(json.loads, lines)}
-
-
 def main() -> None:
     suite, folder, which, *names = sys.argv[1:]
     warnings.simplefilter("ignore")
     path = Path(folder) / f"{suite}.{which}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    done, probes = _rows(path), _rows(path.with_name(f"{suite}.probe.jsonl"))
+    done, probes = rows(path), rows(path.with_name(f"{suite}.probe.jsonl"))
     environments = [each for each in suite_environments(suite) if each.name not in done]
     if which == "check":
         _renderer()
@@ -170,9 +164,8 @@ def main() -> None:
         row = {"name": environment.name, "rules": environment.rules or environment.name, **row, "versions": versions}
         with path.open("a") as lines:
             lines.write(json.dumps({**row, "cpu_s": round(cpu, 2)}) + "\n")
-        print(
-            suite, which, environment.name, *row.get("findings", ()), row.get("excluded", ""), f"{cpu:.1f}", flush=True
-        )
+        told = [*row.get("findings", ()), row.get("excluded", ""), f"{cpu:.1f}"]
+        print(suite, which, environment.name, *told, flush=True)
 
 
 if __name__ == "__main__":

@@ -31,11 +31,11 @@ class Family:
     """A suite of families.yaml."""
 
     def __init__(self, name: str) -> None:
-        self._row = FAMILIES[name]
-        self.PACKAGES: Sequence[str] = self._row["packages"]
+        self.row = FAMILIES[name]
+        self.PACKAGES: Sequence[str] = self.row["packages"]
 
     def environments(self) -> list[Environment]:
-        row = self._row
+        row = self.row
         module = import_module(row["imports"])
         if "calls" in row:
             getattr(module, row["calls"])()

@@ -62,10 +62,9 @@ class Match:
         return self._shown()
 
     def answer(self, text: str) -> GameTurn:
-        try:
-            self._given[self._seat()] = json.loads(text)
-        except (ValueError, RecursionError):
-            self._given[self._seat()] = text
+        self._given[seat := self._seat()] = text
+        with suppress(ValueError, RecursionError):
+            self._given[seat] = json.loads(text)
         if self._seat() >= 0:
             return GameTurn(self._shown())
         self._env.step([self._given.get(seat) for seat in range(self.players)])

@@ -22,16 +22,10 @@ PACKAGES = ["open-spiel"]
 def environments() -> Iterator[Environment]:
     for kind in pyspiel.registered_games():
         if kind.default_loadable and kind.dynamics == pyspiel.GameType.Dynamics.SEQUENTIAL:
-            game = pyspiel.load_game(kind.short_name)
-            yield Environment(
-                name=kind.short_name,
-                open=partial(Spiel, kind.short_name),
-                move=legal_action,
-                least=game.min_utility(),
-                most=game.max_utility(),
-                reads_text=False,
-                turns=60,
-            )
+            name, game = kind.short_name, pyspiel.load_game(kind.short_name)
+            least, most, opens = game.min_utility(), game.max_utility(), partial(Spiel, name)
+            one = partial(Environment, move=legal_action, reads_text=False, turns=60)
+            yield one(name=name, open=opens, least=least, most=most)
 
 
 class Spiel:
