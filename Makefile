@@ -35,7 +35,7 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python $(RUNNER) --dist worksteal \
 	-n $$($(BIN)/python -c 'import os; print(min((os.cpu_count() or 1) + 1, 4))')
 
 test: $(STAMP)  ## Tests of everything that this machine can run, in up to four processes. The summary lists the skipped ones.
-	@echo "About five minutes on two quiet cores, one of them only the first time; beside other work it may take four times as long."
+	@echo "About four minutes on two quiet cores; beside other work it may take four times as long."
 	$(PYTEST) --part usual
 
 test-rest: $(STAMP)  ## What `make test` leaves out: tests that take long, and further cases of tests that have many (CASES=12: at most so many of each).
