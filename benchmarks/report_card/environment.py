@@ -66,7 +66,6 @@ def random_text(prompt: str, rng: Random) -> str:
 
 
 def legal_action(prompt: str, rng: Random) -> str:
-    """One of the actions that the prompt's last line lists."""
     return rng.choice(prompt.rpartition("Legal actions: ")[2].split() or ["none"])
 
 

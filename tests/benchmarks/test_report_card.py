@@ -115,6 +115,18 @@ def test_agentrl_check_finds_the_constant_answer() -> None:
     assert worker.checked(SUITE, PLANTED["healthy"], lambda stage: None)["check"] == []
 
 
+def test_an_action_of_several_parts_reaches_gymnasium() -> None:
+    spaces = pytest.importorskip("gymnasium").spaces
+    from agentrl_envs.adapters.gymnasium import read_action
+    from benchmarks.report_card.suites.gymnasium import plain
+
+    space = spaces.Tuple([spaces.Discrete(5), spaces.Box(-1.0, 1.0, (2,), seed=1)], seed=1)
+    action = space.sample()
+    number, vector = read_action(space, json.dumps(plain(space, action)), ())
+    assert number == action[0]
+    assert vector.tolist() == action[1].tolist()
+
+
 def test_a_finding_without_a_cause_is_not_on_the_page() -> None:
     card = page.Card("reasoning_gym", "coin_flip", findings={"constant paid": "...", "hang": "..."})
     causes, rest = page.explained(card, confirmed.defects())

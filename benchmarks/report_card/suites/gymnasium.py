@@ -31,20 +31,18 @@ class Family:
     """A suite of families.yaml."""
 
     def __init__(self, name: str) -> None:
-        self.row = FAMILIES[name]
-        self.PACKAGES: Sequence[str] = self.row["packages"]
+        self.row, self.PACKAGES = FAMILIES[name], FAMILIES[name]["packages"]
 
     def environments(self) -> list[Environment]:
         row = self.row
         module = import_module(row["imports"])
         if "calls" in row:
             getattr(module, row["calls"])()
-        specs = [
-            spec for spec in gymnasium.registry.values() if re.match(row["names"], f"{spec.id} {spec.entry_point}")
-        ]
+        every = gymnasium.registry.values()
+        specs = [spec for spec in every if re.match(row["names"], f"{spec.id} {spec.entry_point}")]
         rules = (lambda spec: str(spec.kwargs[row["rules"]])) if "rules" in row else entry_point
-        found = distinct(registered(specs, row.get("options"), rules))
-        return [replace(each, **row.get("settings", {})) for each in found]
+        settings = row.get("settings", {})
+        return [replace(each, **settings) for each in distinct(registered(specs, row.get("options"), rules))]
 
 
 def entry_point(spec: Any) -> str:
@@ -84,5 +82,10 @@ class Mover:
             env.close()
         space: Any = self._space
         space.seed(rng.randrange(1 << 31))
-        action = space.sample()
-        return str(int(action)) if type(space).__name__ == "Discrete" else json.dumps(space.to_jsonable([action])[0])
+        return json.dumps(plain(space, space.sample()))
+
+
+def plain(space: Any, action: Any) -> Any:
+    if type(space).__name__ == "Tuple":
+        return [plain(each, part) for each, part in zip(space.spaces, action, strict=True)]
+    return int(action) if type(space).__name__ == "Discrete" else space.to_jsonable([action])[0]

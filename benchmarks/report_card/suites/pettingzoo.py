@@ -29,9 +29,8 @@ PARTICLES = (
 def environments() -> Iterator[Environment]:
     for package, names in (("pettingzoo.classic", CLASSIC), ("mpe2", PARTICLES)):
         for name in names:
-            yield Environment(
-                name=name, open=partial(Seats, package, name), move=legal_action, reads_text=False, turns=60, seeds=4
-            )
+            opens, one = partial(Seats, package, name), partial(Environment, reads_text=False, turns=60)
+            yield one(name=name, open=opens, move=legal_action)
 
 
 class Seats:

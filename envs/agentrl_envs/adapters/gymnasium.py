@@ -82,12 +82,12 @@ def _made(gym: ModuleType, config: GymnasiumConfig, name: str) -> Any:
 class _GymnasiumGame:
     def __init__(self, name: str, env: Any, config: GymnasiumConfig) -> None:
         self._name, self._env, self._config = name, env, config
-        self._failed = 0
         self._names = _named(config.actions, env.action_space, name) or _documented_names(env)
         self._show = _function(config.show)
         self._read = _function(config.read_action)
 
     def begin(self, seed: int) -> str:
+        self._failed = 0
         observed, _ = self._env.reset(seed=seed)
         prompt = _documentation(self._env) if self._config.prompt is None else self._config.prompt
         return "\n\n".join(filter(None, (prompt, self._asks(), self._shown(observed))))

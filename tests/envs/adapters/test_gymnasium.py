@@ -9,7 +9,7 @@ from agentrl.testing import rollout
 
 gymnasium = pytest.importorskip("gymnasium")
 
-from agentrl_envs.adapters.gymnasium import read_action  # noqa: E402
+from agentrl_envs.adapters.gymnasium import Gymnasium, GymnasiumConfig, read_action  # noqa: E402
 
 ENV = "agentrl_envs.adapters.gymnasium:Gymnasium"
 LAKE = {"name": "FrozenLake-v1", "options": {"is_slippery": False}}
@@ -43,6 +43,13 @@ async def test_the_default_prompt_is_short_and_speaks_of_the_game(renderer):
         assert told in first
         assert not [word for word in ("http", "ndarray", "Argument", "Pixel", "<a ", "##", "Example") if word in first]
         assert len(first) < 1000
+
+
+def test_a_game_that_begins_again_forgets_the_turns_without_an_action():
+    game = Gymnasium.open(GymnasiumConfig(**LAKE), "FrozenLake-v1")
+    for _ in range(2):
+        game.begin(1)
+        assert [game.answer("no idea").done for _ in range(3)] == [False, False, True]
 
 
 async def test_some_actions_may_have_names(renderer):
