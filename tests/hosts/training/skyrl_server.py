@@ -32,7 +32,8 @@ from agentrl.hosts.tinker import TinkerDataset, TinkerGroupBuilder, TinkerRollou
 from tests.hosts.training.arguments import GROUP, LIMITS, PROMPTS, UPDATES, Run
 
 LEARNING_RATE = 1e-3
-"""Of two rates, none of which is steady: with 3e-3 seeds 0 and 1 ended at .80 and .54, with 1e-3 at .64 and .85; seed 2 at .86."""
+"""Of two rates, none of which is steady: with 3e-3 seeds 0 and 1 ended at .80 and .54, with 1e-3 seeds 0 to 2 at .64,
+.85 and .86."""
 RANK = 32
 STARTS_IN_S = 300
 IN_MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
