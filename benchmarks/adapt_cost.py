@@ -22,8 +22,7 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, cycle
 from pathlib import Path
@@ -31,6 +30,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from agentrl import Env, adapt, tool
 from agentrl.engine.sglang.client import _body
@@ -118,7 +118,7 @@ class Contender:
 
 
 def agentrl(args: SimpleNamespace, sample: Callable[[str], Any]) -> Group:
-    params = {"temperature": 1.0, "max_new_tokens": 100_000}
+    params = {"temperature": 1.0, "max_new_tokens": 1_000_000}
 
     async def play(question: str, turns: int) -> int:
         played = await adapt(args, sample(question), params)
@@ -142,7 +142,7 @@ def make_args(model: Path, **more: Any) -> SimpleNamespace:
         rollout_temperature=1.0,
         rollout_top_p=1.0,
         rollout_top_k=-1,
-        rollout_max_response_len=100_000,
+        rollout_max_response_len=1_000_000,
         rollout_max_context_len=1 << 30,
         rollout_stop=None,
         rollout_stop_token_ids=None,
@@ -179,14 +179,13 @@ async def contenders(model: Path) -> list[Contender]:
         if missing:
             listed.append(Contender(name, missing=missing))
             continue
-        group = ours(name, 1)
-        with environment(variables):
-            await group(["Which river?"], 2)
+        group = under(variables, ours(name, 1))
+        await group(["Which river?"], 2)
         listed.append(Contender(name, group))
         if name != "agentrl, rendered":
             listed.append(Contender(f"{name}, distinct questions", group, distinct=True))
         if name == "agentrl, fast BPE":
-            listed.append(Contender(f"{name}, bytes of requests", ours(name, 2)))
+            listed.append(Contender(f"{name}, bytes of requests", under(variables, ours(name, 2))))
     makers: Mapping[str, tuple[str, Callable[[], Group]]] = {
         "search-R1": (slime, lambda: loops.search_r1(script, make_args(model, sglang_router_port=1), sample)),
         "renderers, bare": (
@@ -218,14 +217,14 @@ async def peer(name: str, why: str, make: Callable[[], Group]) -> Contender:
     return Contender(name, group)
 
 
-@contextmanager
-def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name in variables:
-            del os.environ[name]
+def under(variables: Mapping[str, str], group: Group) -> Group:
+    """The loop with these environment variables."""
+
+    async def play(questions: Sequence[str], turns: int) -> int:
+        with mock.patch.dict(os.environ, variables):
+            return await group(questions, turns)
+
+    return play
 
 
 async def cell(listed: Sequence[Contender], turns: int, tokens: int, rounds: int) -> list[dict[str, Any]]:
