@@ -368,8 +368,8 @@ def alive(pid):
     return state != "Z"
 
 
-def assert_gone(*processes):
-    deadline = time.monotonic() + 10.0
+def assert_gone(*processes, seconds=10.0):
+    deadline = time.monotonic() + seconds
     while any(map(alive, processes)):
         assert time.monotonic() < deadline, "a process is left"
         time.sleep(0.02)
@@ -389,7 +389,7 @@ async def test_a_server_is_started_on_first_use_and_ended_with_all_it_started(mo
     await engine.update(model, "0")
     await engine.close()
     await engine.close()
-    assert_gone(*processes)
+    assert_gone(*processes, seconds=0)
     assert not scratch.exists()
 
 
@@ -422,7 +422,7 @@ async def test_a_server_that_does_not_come_up_is_explained_and_leaves_nothing(
     with pytest.raises(ConfigError, match=says):
         await engine.context_length()
     if "pids" in logged(training):
-        assert_gone(*pids(training))
+        assert_gone(*pids(training), seconds=0)
     await engine.close()
     assert engine.scratch is None or not engine.scratch.exists()
 
@@ -453,7 +453,7 @@ async def test_ctrl_c_while_it_starts_leaves_nothing(model, training, monkeypatc
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    assert_gone(*processes)
+    assert_gone(*processes, seconds=0)
     await engine.close()
 
 

@@ -24,7 +24,7 @@ from types import FrameType
 _POLL_S = 0.2
 _GRACE_S = 5.0
 """Seconds between SIGTERM and SIGKILL."""
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def main() -> int:
@@ -37,6 +37,8 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, note)
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if libc is not None:  # so that `_end` can wait for the command's orphans
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def die_with_me() -> None:
         if libc is not None:  # if this program itself is killed
@@ -55,7 +57,8 @@ def main() -> int:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Send SIGTERM to the command, then kill its process group: the command with all of its processes."""
+    """Send SIGTERM to the command, then kill its process group, and wait for the group: the command with all of its
+    processes. A killed process may need a moment to end, and holds its memory until then."""
     if child.poll() is None:
         child.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -63,6 +66,11 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
+    deadline = time.monotonic() + _GRACE_S
+    with suppress(ChildProcessError):
+        while time.monotonic() < deadline:
+            if os.waitpid(-child.pid, os.WNOHANG) == (0, 0):
+                time.sleep(0.01)
 
 
 if __name__ == "__main__":
