@@ -164,8 +164,8 @@ def main() -> None:
         row = {"name": environment.name, "rules": environment.rules or environment.name, **row, "versions": versions}
         with path.open("a") as lines:
             lines.write(json.dumps({**row, "cpu_s": round(cpu, 2)}) + "\n")
-        told = [*row.get("findings", ()), row.get("excluded", ""), f"{cpu:.1f}"]
-        print(suite, which, environment.name, *told, flush=True)
+        words = [*row.get("findings", ()), row.get("excluded", ""), f"{cpu:.1f}"]
+        print(suite, which, environment.name, *words, flush=True)
 
 
 if __name__ == "__main__":

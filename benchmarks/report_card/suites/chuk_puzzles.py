@@ -35,8 +35,8 @@ class Puzzle:
 
     def answer(self, text: str) -> GameTurn:
         observed, reward, done, cut, info = LOOP.run_until_complete(self._env.step(text))
-        told = info.get("hint") or info.get("message") or info.get("error")
-        return GameTurn(f"{told}\n{observed['render']}\n{self._env.game.get_commands()}", reward, done or cut)
+        message = info.get("hint") or info.get("message") or info.get("error")
+        return GameTurn(f"{message}\n{observed['render']}\n{self._env.game.get_commands()}", reward, done or cut)
 
     def close(self) -> None:
         self._env.close()

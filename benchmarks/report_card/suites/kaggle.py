@@ -31,21 +31,21 @@ def environments() -> Iterator[Environment]:
             core._resolve_lazy(name)
         reward = core.environments.get(name, {}).get("specification", {}).get("reward") or {}
         bounds = reward.get("enum", [reward.get("minimum", -inf), reward.get("maximum", inf)])
-        game, move = partial(Match, name), partial(as_random_agent, name)
+        game, move = partial(Match, name), partial(random_move, name)
         yield Environment(name=name, open=game, move=move, least=min(bounds), most=max(bounds), turns=40)
 
 
-def made(name: str, seed: int) -> Any:
+def new_game(name: str, seed: int) -> Any:
     """A game with as few seats as there are, but two or more. Without a parameter for the seed, the game draws from the
     global generators."""
-    known = core.environments[name]["specification"]["configuration"] if name in core.environments else {}
-    given: dict[str, Any] = {key: seed for key in ("seed", "randomSeed") if key in known}
-    if not given:
+    parameters = core.environments[name]["specification"]["configuration"] if name in core.environments else {}
+    configuration: dict[str, Any] = {key: seed for key in ("seed", "randomSeed") if key in parameters}
+    if not configuration:
         random.seed(seed)
         np.random.seed(seed)
-    if "includeLegalActions" in known:
-        given["includeLegalActions"] = True
-    env = core.make(name, configuration=given)
+    if "includeLegalActions" in parameters:
+        configuration["includeLegalActions"] = True
+    env = core.make(name, configuration=configuration)
     seats = len(env.configuration.get("agents", ())) or min(n for n in env.specification.agents if n > 1)
     if seats != len(env.state):
         env.reset(seats)
@@ -55,20 +55,20 @@ def made(name: str, seed: int) -> Any:
 class Match:
     def __init__(self, name: str) -> None:
         self._name = name
-        self.players = len(made(name, 1).state)
+        self.players = len(new_game(name, 1).state)
 
     def begin(self, seed: int) -> str:
-        self._env, self._earned, self._given = made(self._name, seed), 0.0, dict[int, Any]()
+        self._env, self._earned, self._actions = new_game(self._name, seed), 0.0, dict[int, Any]()
         return self._shown()
 
     def answer(self, text: str) -> GameTurn:
-        self._given[seat := self._seat()] = text
+        self._actions[seat := self._seat()] = text
         with suppress(ValueError, RecursionError):
-            self._given[seat] = json.loads(text)
+            self._actions[seat] = json.loads(text)
         if self._seat() >= 0:
             return GameTurn(self._shown())
-        self._env.step([self._given.get(seat) for seat in range(self.players)])
-        self._given = {}
+        self._env.step([self._actions.get(seat) for seat in range(self.players)])
+        self._actions = {}
         total = self._env.state[0].reward
         reward = 0.0 if total is None else total - self._earned
         self._earned += reward
@@ -80,21 +80,21 @@ class Match:
     def _seat(self) -> int:
         """The seat whose turn it is; -1 if all have an action."""
         active = (seat for seat, state in enumerate(self._env.state) if state.status == "ACTIVE")
-        return next((seat for seat in active if seat not in self._given), -1)
+        return next((seat for seat in active if seat not in self._actions), -1)
 
     def _shown(self) -> str:
         return json.dumps(self._env._Environment__get_shared_state(self._seat()).observation, default=str)
 
 
-example = cache(partial(made, seed=1))
+example = cache(partial(new_game, seed=1))
 
 
-def as_random_agent(name: str, prompt: str, rng: Random) -> str:
+def random_move(name: str, prompt: str, rng: Random) -> str:
     """The move of the random agent that the environment brings along, or else the default action."""
     env = example(name)
     random.seed(rng.random())
     np.random.seed(rng.randrange(1 << 31))
     agent = next((env.agents[each] for each in ("random", "random_agent") if each in (env.agents or ())), None)
-    given = [structify(json.loads(prompt)), structify(env.configuration)]  # an agent may change both
-    action = agent(*given[: agent.__code__.co_argcount]) if agent else env.specification.action.get("default")
+    inputs = [structify(json.loads(prompt)), structify(env.configuration)]  # an agent may change both
+    action = agent(*inputs[: agent.__code__.co_argcount]) if agent else env.specification.action.get("default")
     return json.dumps(action, default=lambda value: value.tolist())

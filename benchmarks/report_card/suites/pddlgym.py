@@ -18,15 +18,15 @@ PACKAGES = ["pddlgym"]
 def environments() -> list[Environment]:
     """Domains of the same name differ in their problems, or in the form of the actions."""
     specs = [spec for spec in gym.envs.registry.values() if spec.entry_point == "pddlgym.core:PDDLEnv"]
-    one = partial(Environment, move=legal_action, least=0.0, most=1.0, reads_text=False)
+    environment = partial(Environment, move=legal_action, least=0.0, most=1.0, reads_text=False)
     names = [(spec.id, _domain(spec.kwargs["domain_file"])) for spec in specs if not spec.id.endswith("Test-v0")]
-    return distinct(one(name=name, rules=domain, open=partial(Plan, name)) for name, domain in names)
+    return distinct(environment(name=name, rules=domain, open=partial(Plan, name)) for name, domain in names)
 
 
 def _domain(file: str) -> str:
     """The domain's name without a number at the end."""
-    found = re.search(r"\(domain\s+([^\s)]+?)\d*\s*\)", Path(file).read_text(), re.IGNORECASE)
-    return found[1].lower() if found else file
+    match = re.search(r"\(domain\s+([^\s)]+?)\d*\s*\)", Path(file).read_text(), re.IGNORECASE)
+    return match[1].lower() if match else file
 
 
 class Plan:
