@@ -107,6 +107,7 @@ def test_interrupting_says_how_to_go_on(folder, agentrl, monkeypatch):
 
 def test_the_bar_shows_the_mean_reward(monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")  # a dumb terminal shows no bar
     monkeypatch.setenv("COLUMNS", "100")
     with progress("playing", 2) as on_episode:
         for reward in (1.0, 0.0):
@@ -255,6 +256,7 @@ def test_a_game_that_nobody_wins_is_unscored(game, agentrl):
 
 def test_the_bar_counts_as_the_report_does(monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")  # a dumb terminal shows no bar
     monkeypatch.setenv("COLUMNS", "100")
     with progress("playing", 4) as on_episode:
         for reward, stop in ((1.0, "done"), (None, "done"), (None, "failed"), (0.5, "done")):
